@@ -1,0 +1,1 @@
+"""A JAX-native LLM serving engine around PagedAttention."""

@@ -1,0 +1,109 @@
+"""The typed configuration. Every default lives here, once, with its unit and its range; flags and files derive from it.
+
+`--config=FILE` and `--config.section.field=value` are built from these classes by `pagedjax.flags`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from pagedjax.errors import ConfigError
+
+
+def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: tuple = ()) -> Any:  # noqa: A002
+    """A dataclass field with its documentation and its range (inclusive); 0 or "" stand for "choose for me" where the help says so."""
+    metadata = {"help": help, "low": low, "high": high, "choices": choices}
+    if isinstance(default, tuple):
+        return dataclasses.field(default_factory=lambda: default, metadata=metadata)
+    return dataclasses.field(default=default, metadata=metadata)
+
+
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelConfig:
+    """Which model, and in what precision."""
+
+    path: str = option("default", "a directory with safetensors, a .gguf file, an Orbax checkpoint, a Hugging Face id, or 'default' (SmolLM2-135M-Instruct)")
+    dtype: str = option("auto", "weights and activations; auto: bfloat16 where the device is fast at it, else float32", choices=DTYPES)
+    max_model_len: int = option(0, "longest sequence, in tokens; 0: the model's own context, capped by the pages there are", low=0, high=2**20)
+    served_name: str = option("", "the name clients use; empty: the model's own")
+    chat_template: str = option("", "path of a Jinja chat template that replaces the model's own")
+
+
+@dataclasses.dataclass(frozen=True)
+class CacheConfig:
+    """The KV pages."""
+
+    page_size: int = option(16, "tokens in a page", low=1, high=256)
+    num_pages: int = option(0, "physical pages, one of them reserved; 0: from memory_fraction", low=0, high=2**24)
+    memory_fraction: float = option(0.85, "share of the device memory that weights, activations and pages may use together (CPU: at most 4 GiB of pages)", low=0.05, high=0.98)
+    dtype: str = option("auto", "of the KV pages; auto: as the model (float32 on CPU with JAX 0.10)", choices=(*DTYPES, "int8", "float8_e4m3fn"))
+    prefix_caching: bool = option(True, "keep pages of finished sequences and map them into requests that begin alike")
+
+
+@dataclasses.dataclass(frozen=True)
+class SchedulerConfig:
+    """How many sequences and tokens go into one step."""
+
+    max_num_seqs: int = option(64, "sequences that run at once (rows)", low=1, high=4096)
+    max_num_batched_tokens: int = option(512, "tokens in one step: prefill chunks are cut to it", low=8, high=65536)
+    max_waiting: int = option(4096, "requests that may wait; one more is refused (HTTP 429)", low=1, high=10**6)
+    growth_share: float = option(0.25, "share of a request's possible output for which pages must be free before it is admitted", low=0.0, high=1.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class RunnerConfig:
+    """Shapes that are compiled at start-up, and how long the device runs between two looks of the host."""
+
+    lane_buckets: tuple[int, ...] = option((), "numbers of lanes to compile for; empty: 8, 32, ... up to max_num_seqs")
+    token_buckets: tuple[int, ...] = option((), "numbers of tokens to compile prefill for; empty: 64, 256, ... up to max_num_batched_tokens")
+    max_steps: int = option(64, "decode steps in one dispatch when nobody waits or streams", low=1, high=1024)
+    slice_ms: float = option(100.0, "milliseconds one dispatch should last at most when somebody streams or waits", low=1, high=10000)
+    stop_string_budget: int = option(8, "tokens a sequence with stop strings decodes before the host looks at its text", low=1, high=256)
+    attention_backend: str = option("auto", "paged-attention backend; a named one serves or fails with its reason", choices=("auto", "reference", "xla"))
+    check_every: int = option(0, "check the page invariants every so many steps; 0: never", low=0, high=10**9)
+    compilation_cache: str = option("auto", "folder for compiled programs; auto: the user's cache folder; empty: none")
+    warm_up: bool = option(True, "compile everything before the first request")
+
+
+@dataclasses.dataclass(frozen=True)
+class ServerConfig:
+    """The HTTP server."""
+
+    host: str = option("127.0.0.1", "address to listen on")
+    port: int = option(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
+    api_keys: tuple[str, ...] = option((), "keys that clients must send as 'Authorization: Bearer ...'; empty: open (only on a loopback address)")
+    drain_seconds: float = option(30.0, "after SIGTERM, how long running requests may go on", low=0, high=3600)
+    max_body_bytes: int = option(8 * 2**20, "largest request body", low=1024, high=2**30)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config:
+    """Everything a server or an `LLM` needs."""
+
+    model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
+    cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
+    scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
+    runner: RunnerConfig = dataclasses.field(default_factory=RunnerConfig)
+    server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+    seed: int = option(0, "seeds requests that bring none (0: from the operating system)", low=0, high=2**63 - 1)
+
+    def __post_init__(self) -> None:
+        for section in dataclasses.fields(self):
+            value = getattr(self, section.name)
+            if dataclasses.is_dataclass(value):
+                for field in dataclasses.fields(value):
+                    _check(f"{section.name}.{field.name}", getattr(value, field.name), field.metadata)
+            else:
+                _check(section.name, value, section.metadata)
+
+
+def _check(name: str, value: Any, metadata: Any) -> None:
+    low, high, choices = metadata["low"], metadata["high"], metadata["choices"]
+    if choices and value not in choices:
+        raise ConfigError(f"config.{name}: must be one of {', '.join(map(str, choices))}; got {value!r}")
+    if low is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high):
+        raise ConfigError(f"config.{name}: must be a number in [{low:g}, {high:g}], got {value!r}")
