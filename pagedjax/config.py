@@ -6,13 +6,25 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import typing
 from typing import Any
 
 from pagedjax.errors import ConfigError
 
 
-def option(default: Any, help: str, *, low: float | None = None, high: float | None = None, choices: tuple = ()) -> Any:  # noqa: A002
-    """A dataclass field with its documentation and its range (inclusive); 0 or "" stand for "choose for me" where the help says so."""
+def option(
+    default: Any,
+    help: str,  # noqa: A002
+    *,
+    low: float | None = None,
+    high: float | None = None,
+    choices: tuple = (),
+) -> Any:
+    """A dataclass field with its documentation and its range, both ends included.
+
+    0 or "" stand for "choose for me" where the help says so.
+    """
     metadata = {"help": help, "low": low, "high": high, "choices": choices}
     if isinstance(default, tuple):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
@@ -26,9 +38,22 @@ DTYPES = ("auto", "float32", "bfloat16", "float16")
 class ModelConfig:
     """Which model, and in what precision."""
 
-    path: str = option("default", "a directory with safetensors, a .gguf file, an Orbax checkpoint, a Hugging Face id, or 'default' (SmolLM2-135M-Instruct)")
-    dtype: str = option("auto", "weights and activations; auto: bfloat16 where the device is fast at it, else float32", choices=DTYPES)
-    max_model_len: int = option(0, "longest sequence, in tokens; 0: the model's own context, capped by the pages there are", low=0, high=2**20)
+    path: str = option(
+        "default",
+        "a directory with safetensors, a .gguf file, an Orbax checkpoint, a Hugging Face id, or 'default' "
+        "(SmolLM2-135M-Instruct)",
+    )
+    dtype: str = option(
+        "auto",
+        "weights and activations; auto: bfloat16 where the device is fast at it, else float32",
+        choices=DTYPES,
+    )
+    max_model_len: int = option(
+        0,
+        "longest sequence, in tokens; 0: the model's own context, capped by the pages there are",
+        low=0,
+        high=2**20,
+    )
     served_name: str = option("", "the name clients use; empty: the model's own")
     chat_template: str = option("", "path of a Jinja chat template that replaces the model's own")
 
@@ -39,8 +64,17 @@ class CacheConfig:
 
     page_size: int = option(16, "tokens in a page", low=1, high=256)
     num_pages: int = option(0, "physical pages, one of them reserved; 0: from memory_fraction", low=0, high=2**24)
-    memory_fraction: float = option(0.85, "share of the device memory that weights, activations and pages may use together (CPU: at most 4 GiB of pages)", low=0.05, high=0.98)
-    dtype: str = option("auto", "of the KV pages; auto: as the model (float32 on CPU with JAX 0.10)", choices=(*DTYPES, "int8", "float8_e4m3fn"))
+    memory_fraction: float = option(
+        0.85,
+        "share of the device memory that weights, activations and pages may use together (CPU: at most 4 GiB of pages)",
+        low=0.05,
+        high=0.98,
+    )
+    dtype: str = option(
+        "auto",
+        "of the KV pages; auto: as the model (float32 on CPU with JAX 0.10)",
+        choices=(*DTYPES, "int8", "float8_e4m3fn"),
+    )
     prefix_caching: bool = option(True, "keep pages of finished sequences and map them into requests that begin alike")
 
 
@@ -51,19 +85,39 @@ class SchedulerConfig:
     max_num_seqs: int = option(64, "sequences that run at once (rows)", low=1, high=4096)
     max_num_batched_tokens: int = option(512, "tokens in one step: prefill chunks are cut to it", low=8, high=65536)
     max_waiting: int = option(4096, "requests that may wait; one more is refused (HTTP 429)", low=1, high=10**6)
-    growth_share: float = option(0.25, "share of a request's possible output for which pages must be free before it is admitted", low=0.0, high=1.0)
+    growth_share: float = option(
+        0.25,
+        "share of a request's possible output for which pages must be free before it is admitted",
+        low=0.0,
+        high=1.0,
+    )
 
 
 @dataclasses.dataclass(frozen=True)
 class RunnerConfig:
     """Shapes that are compiled at start-up, and how long the device runs between two looks of the host."""
 
-    lane_buckets: tuple[int, ...] = option((), "numbers of lanes to compile for; empty: 8, 32, ... up to max_num_seqs")
-    token_buckets: tuple[int, ...] = option((), "numbers of tokens to compile prefill for; empty: 64, 256, ... up to max_num_batched_tokens")
+    lane_buckets: tuple[int, ...] = option(
+        (), "numbers of lanes to compile for; empty: 8, 32, ... up to max_num_seqs", low=1, high=4096
+    )
+    token_buckets: tuple[int, ...] = option(
+        (),
+        "numbers of tokens to compile prefill for; empty: 64, 256, ... up to max_num_batched_tokens",
+        low=1,
+        high=65536,
+    )
     max_steps: int = option(64, "decode steps in one dispatch when nobody waits or streams", low=1, high=1024)
-    slice_ms: float = option(100.0, "milliseconds one dispatch should last at most when somebody streams or waits", low=1, high=10000)
-    stop_string_budget: int = option(8, "tokens a sequence with stop strings decodes before the host looks at its text", low=1, high=256)
-    attention_backend: str = option("auto", "paged-attention backend; a named one serves or fails with its reason", choices=("auto", "reference", "xla"))
+    slice_ms: float = option(
+        100.0, "milliseconds one dispatch should last at most when somebody streams or waits", low=1, high=10000
+    )
+    stop_string_budget: int = option(
+        8, "tokens a sequence with stop strings decodes before the host looks at its text", low=1, high=256
+    )
+    attention_backend: str = option(
+        "auto",
+        "paged-attention backend; a named one serves or fails with its reason",
+        choices=("auto", "reference", "xla"),
+    )
     check_every: int = option(0, "check the page invariants every so many steps; 0: never", low=0, high=10**9)
     compilation_cache: str = option("auto", "folder for compiled programs; auto: the user's cache folder; empty: none")
     warm_up: bool = option(True, "compile everything before the first request")
@@ -75,14 +129,32 @@ class ServerConfig:
 
     host: str = option("127.0.0.1", "address to listen on")
     port: int = option(8000, "port to listen on; 0 takes a free one", low=0, high=65535)
-    api_keys: tuple[str, ...] = option((), "keys that clients must send as 'Authorization: Bearer ...'; empty: open (only on a loopback address)")
+    api_keys: tuple[str, ...] = option(
+        (),
+        "keys that clients must send as 'Authorization: Bearer ...'; empty: open (only on a loopback address). "
+        "Other users of the machine can read a command line: prefer api_key_file or PAGEDJAX_API_KEYS",
+    )
+    api_key_file: str = option("", "file with one key a line, added to api_keys")
+    allow_open: bool = option(False, "listen on an address that others can reach although there is no key")
+    share_prefixes: bool = option(
+        False, "let requests under different keys share cached prefixes (their timing then tells who asked what)"
+    )
     drain_seconds: float = option(30.0, "after SIGTERM, how long running requests may go on", low=0, high=3600)
     max_body_bytes: int = option(8 * 2**20, "largest request body", low=1024, high=2**30)
+    max_header_bytes: int = option(64 * 2**10, "largest request head", low=1024, high=2**24)
+    receive_seconds: float = option(
+        30.0, "longest wait for a request's head, and for each further part of its body", low=0.1, high=3600
+    )
+    send_seconds: float = option(
+        60.0, "how long a client may leave a stream unread before its request is aborted", low=0.1, high=3600
+    )
+    max_prompts: int = option(1024, "prompts in one completion request", low=1, high=65536)
+    max_sequences: int = option(2048, "prompts times n in one request", low=1, high=65536)
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
-    """Everything a server or an `LLM` needs."""
+    """Everything a server or an `LLM` needs. Checked on construction: ConfigError names the field, value and range."""
 
     model: ModelConfig = dataclasses.field(default_factory=ModelConfig)
     cache: CacheConfig = dataclasses.field(default_factory=CacheConfig)
@@ -92,18 +164,60 @@ class Config:
     seed: int = option(0, "seeds requests that bring none (0: from the operating system)", low=0, high=2**63 - 1)
 
     def __post_init__(self) -> None:
-        for section in dataclasses.fields(self):
-            value = getattr(self, section.name)
-            if dataclasses.is_dataclass(value):
-                for field in dataclasses.fields(value):
-                    _check(f"{section.name}.{field.name}", getattr(value, field.name), field.metadata)
-            else:
-                _check(section.name, value, section.metadata)
+        for path, entry in options(self):
+            check(path, entry.value, entry.type, entry.field.metadata)
 
 
-def _check(name: str, value: Any, metadata: Any) -> None:
-    low, high, choices = metadata["low"], metadata["high"], metadata["choices"]
-    if choices and value not in choices:
-        raise ConfigError(f"config.{name}: must be one of {', '.join(map(str, choices))}; got {value!r}")
-    if low is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not low <= value <= high):
-        raise ConfigError(f"config.{name}: must be a number in [{low:g}, {high:g}], got {value!r}")
+class Option(typing.NamedTuple):
+    """One leaf of the configuration: its dataclass field, resolved type and value."""
+
+    field: dataclasses.Field
+    type: Any
+    value: Any
+
+
+def options(config: Any, prefix: str = "") -> list[tuple[str, Option]]:
+    """Every leaf of a configuration as (dotted path, Option), in the order of declaration."""
+    hints = typing.get_type_hints(type(config))
+    out: list[tuple[str, Option]] = []
+    for field in dataclasses.fields(config):
+        value, path = getattr(config, field.name), prefix + field.name
+        if dataclasses.is_dataclass(hints[field.name]):
+            if not isinstance(value, hints[field.name]):
+                raise ConfigError(f"config.{path}: must be a {hints[field.name].__name__}, got {value!r}")
+            out += options(value, f"{path}.")
+        else:
+            out.append((path, Option(field, hints[field.name], value)))
+    return out
+
+
+def requirement(kind: Any, metadata: Any) -> str:
+    """What an option takes, in words: "a whole number in [1, 256]"."""
+    if metadata["choices"]:
+        return "one of " + ", ".join(map(str, metadata["choices"]))
+    if typing.get_origin(kind) is tuple:
+        return "a list, each " + requirement(typing.get_args(kind)[0], metadata)
+    name = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]
+    if kind in (int, float) and metadata["low"] is not None:
+        return f"{name} in [{_plain(metadata['low'])}, {_plain(metadata['high'])}]"
+    return name
+
+
+def _plain(number: float) -> str:
+    return str(number) if isinstance(number, int) else f"{number:g}"
+
+
+def check(path: str, value: Any, kind: Any, metadata: Any) -> None:
+    """Raises ConfigError, with the field's name, range and meaning, unless `value` is of type `kind` and in range."""
+    if not _fits(value, kind, metadata):
+        raise ConfigError(f"config.{path}: must be {requirement(kind, metadata)}; got {value!r} ({metadata['help']})")
+
+
+def _fits(value: Any, kind: Any, metadata: Any) -> bool:
+    if typing.get_origin(kind) is tuple:
+        return isinstance(value, tuple) and all(_fits(v, typing.get_args(kind)[0], metadata) for v in value)
+    if kind is bool or kind is str:
+        return isinstance(value, kind) and (not metadata["choices"] or value in metadata["choices"])
+    if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
+        return False
+    return math.isfinite(value) and (metadata["low"] is None or metadata["low"] <= value <= metadata["high"])
