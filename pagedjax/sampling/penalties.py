@@ -93,9 +93,13 @@ def adjust(
         ids = jnp.where(held[:, None], _take(params.held_ids, rows, V), V)
         return x.at[lane, ids].set(-jnp.inf, mode="drop")
 
-    logits = lax.cond(jnp.any(_penalised(params, rows)), penalise, lambda x: x, logits)
-    logits = lax.cond(jnp.any(_take(params.bias_ids[:, 0], rows, V) < V), add_bias, lambda x: x, logits)
-    return lax.cond(jnp.any(held), hold_back, lambda x: x, logits)
+    def change(x: jax.Array) -> jax.Array:
+        x = lax.cond(jnp.any(_penalised(params, rows)), penalise, lambda x: x, x)
+        x = lax.cond(jnp.any(_take(params.bias_ids[:, 0], rows, V) < V), add_bias, lambda x: x, x)
+        return lax.cond(jnp.any(held), hold_back, lambda x: x, x)
+
+    # Every branch not taken may still cost a copy of the logits: one for all three where nobody asks for anything.
+    return lax.cond(jnp.any(adjusts(params, rows, num_generated, V)), change, lambda x: x, logits)
 
 
 def _penalised(params: RowSampling, rows: jax.Array) -> jax.Array:
