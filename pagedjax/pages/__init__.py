@@ -1,0 +1,38 @@
+"""Page management as pure functions over one immutable value, `Pages`.
+
+    pages, result = verb(pages, rows, ...)
+
+Every verb is vectorised over rows, works the same eagerly, under `jax.jit` (donate `pages`) and under `jax.vmap`, costs
+O(rows + pages touched) however many pages there are, and reports what could not be done as a value. Rows are listed in arrival
+order and padded with R, one past the last row.
+"""
+
+from pagedjax.pages.alloc import alloc
+from pagedjax.pages.cow import cow, cow_need
+from pagedjax.pages.invariants import check
+from pagedjax.pages.lookup import physical_page, physical_slot, row_pages
+from pagedjax.pages.prefix import match
+from pagedjax.pages.publish import publish
+from pagedjax.pages.references import pin, unpin
+from pagedjax.pages.remap import remap
+from pagedjax.pages.state import NULL_PAGE, Pages, PageStats, init_pages, stats
+
+__all__ = [
+    "NULL_PAGE",
+    "PageStats",
+    "Pages",
+    "alloc",
+    "check",
+    "cow",
+    "cow_need",
+    "init_pages",
+    "match",
+    "physical_page",
+    "physical_slot",
+    "pin",
+    "publish",
+    "remap",
+    "row_pages",
+    "stats",
+    "unpin",
+]

@@ -1,0 +1,139 @@
+"""How many bytes, pages, tokens and requests: exact integer arithmetic. Nothing here knows about JAX.
+
+Formulas and reference values: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention"
+(SOSP 2023), section 3 and table 1. The paper gives device and weight sizes in decimal gigabytes, cache sizes in GiB.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable
+from fractions import Fraction
+
+GIB = 2**30
+
+
+def _check(name: str, value: int, low: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name}: must be an integer, got {value!r}")
+    if value < low:
+        raise ValueError(f"{name}: must be at least {low}, got {value}")
+
+
+def bytes_per_token(
+    num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_element: int, bytes_per_scale: int = 0
+) -> int:
+    """Bytes that keys and values of one token take in all layers: 2 x layers x KV heads x head dim x bytes per element.
+
+    Args:
+      bytes_per_scale: of the scale that a quantised cache keeps per token and head, for K and for V; 0 without.
+    """
+    for name, value in (
+        ("num_layers", num_layers),
+        ("num_kv_heads", num_kv_heads),
+        ("head_dim", head_dim),
+        ("bytes_per_element", bytes_per_element),
+    ):
+        _check(name, value, 1)
+    _check("bytes_per_scale", bytes_per_scale, 0)
+    return 2 * num_layers * num_kv_heads * (head_dim * bytes_per_element + bytes_per_scale)
+
+
+def bytes_per_page(
+    num_layers: int, num_kv_heads: int, head_dim: int, bytes_per_element: int, page_size: int, bytes_per_scale: int = 0
+) -> int:
+    """Bytes of one page of `page_size` tokens, in all layers."""
+    _check("page_size", page_size, 1)
+    return page_size * bytes_per_token(num_layers, num_kv_heads, head_dim, bytes_per_element, bytes_per_scale)
+
+
+def pages_for(num_tokens: int, page_size: int) -> int:
+    """Pages that a sequence of `num_tokens` takes."""
+    _check("num_tokens", num_tokens, 0)
+    _check("page_size", page_size, 1)
+    return -(-num_tokens // page_size)
+
+
+def flat_offset(page: int, offset: int, page_size: int, num_kv_heads: int, head_dim: int) -> int:
+    """Elements before a slot in one layer's keys, laid out [page, slot, head, dim]. Passes 2**31 for pools of a common size."""
+    return (page * page_size + offset) * num_kv_heads * head_dim
+
+
+def cache_memory(
+    memory_bytes: int, weight_bytes: int = 0, activation_bytes: int = 0, fraction: float | Fraction = 1
+) -> int:
+    """Bytes left for pages in a device's memory of which `fraction` may be used; 0 where the rest takes all of it.
+
+    Raises:
+      ValueError: a negative size, a fraction outside (0, 1].
+    """
+    for name, value in (
+        ("memory_bytes", memory_bytes),
+        ("weight_bytes", weight_bytes),
+        ("activation_bytes", activation_bytes),
+    ):
+        _check(name, value, 0)
+    if not 0 < fraction <= 1:
+        raise ValueError(f"fraction: must be in (0, 1], got {fraction}")
+    # As decimals read: 0.9 means nine tenths, not the binary number nearest to it.
+    usable = memory_bytes * Fraction(str(fraction))
+    return max(0, usable.numerator // usable.denominator - weight_bytes - activation_bytes)
+
+
+def pages_that_fit(cache_bytes: int, page_bytes: int) -> int:
+    """Pages of `page_bytes` in `cache_bytes`, the reserved page included: one less can be used."""
+    _check("cache_bytes", cache_bytes, 0)
+    _check("page_bytes", page_bytes, 1)
+    return cache_bytes // page_bytes
+
+
+def max_concurrent_requests(
+    usable_pages: int, tokens_per_request: int, page_size: int, shared_prefix_tokens: int = 0
+) -> int:
+    """Requests of one shape that fit at once, if all begin with the same `shared_prefix_tokens`, held once.
+
+    Only whole pages of the prefix can be shared, and never the last token of a request.
+
+    Args:
+      usable_pages: without the reserved one.
+      tokens_per_request: prompt and output together, the prefix included; at least 1.
+    """
+    _check("usable_pages", usable_pages, 0)
+    _check("tokens_per_request", tokens_per_request, 1)
+    _check("shared_prefix_tokens", shared_prefix_tokens, 0)
+    if shared_prefix_tokens > tokens_per_request:
+        raise ValueError(
+            f"shared_prefix_tokens: must be at most tokens_per_request = {tokens_per_request}, got {shared_prefix_tokens}"
+        )
+    shared = min(shared_prefix_tokens, tokens_per_request - 1) // page_size
+    own = pages_for(tokens_per_request, page_size) - shared
+    return max(0, usable_pages - shared) // own
+
+
+@dataclasses.dataclass(frozen=True)
+class Capacity:
+    """One line of the answer to "how many concurrent requests of this shape fit on this card?"."""
+
+    tokens_per_request: int
+    pages_per_request: int
+    concurrent_requests: int
+    usable_pages: int
+    usable_tokens: int
+
+
+def capacity_table(
+    usable_pages: int, page_size: int, tokens_per_request: Iterable[int], shared_prefix_tokens: int = 0
+) -> list[Capacity]:
+    """Concurrent requests for each request length; a length shorter than the shared prefix shares what it has."""
+    return [
+        Capacity(
+            tokens_per_request=tokens,
+            pages_per_request=pages_for(tokens, page_size),
+            concurrent_requests=max_concurrent_requests(
+                usable_pages, tokens, page_size, min(shared_prefix_tokens, tokens)
+            ),
+            usable_pages=usable_pages,
+            usable_tokens=usable_pages * page_size,
+        )
+        for tokens in tokens_per_request
+    ]
