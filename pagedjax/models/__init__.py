@@ -1,0 +1,6 @@
+"""Models that run on pages: the Llama family."""
+
+from pagedjax.models.llama import Llama as Llama
+from pagedjax.models.registry import get_model as get_model
+from pagedjax.models.spec import ModelSpec as ModelSpec
+from pagedjax.models.spec import spec_from_hf as spec_from_hf

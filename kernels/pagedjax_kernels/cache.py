@@ -1,0 +1,96 @@
+"""The KV pages: one array stacked over layers, so that a layer scan can carry it and update it in place."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+LANE = 128
+"""Head dims that are no multiple of 64 are stored padded to this: 80 and 96 become 128."""
+
+MAX_HEAD_DIM = 256
+MAX_PAGE_SIZE = 256
+FLOAT_DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
+# The largest magnitude that a quantised page holds: a token's head is scaled so that its largest element gets it.
+QUANTIZED_MAX = {"int8": 127.0, "float8_e4m3fn": 448.0}
+
+
+class KVCache(NamedTuple):
+    """Keys and values of every layer. A plain pytree: callers donate it to the jitted step and keep what comes back.
+
+    Attributes:
+      kv_pages: [L, N, S, 2K, D]. The head axis is interleaved: index 2k holds K of KV head k, index 2k+1 its V, so that
+        sharding that axis keeps pairs together. D is the padded head dim; the padding is zero in every written slot.
+      scales: f32[L, N, S, 2K] for int8 and float8_e4m3fn pages (value = page element * scale), else None.
+    """
+
+    kv_pages: jax.Array
+    scales: jax.Array | None = None
+
+    @property
+    def num_layers(self) -> int:
+        return self.kv_pages.shape[0]
+
+    @property
+    def num_pages(self) -> int:
+        return self.kv_pages.shape[1]
+
+    @property
+    def page_size(self) -> int:
+        return self.kv_pages.shape[2]
+
+    @property
+    def num_kv_heads(self) -> int:
+        return self.kv_pages.shape[3] // 2
+
+    @property
+    def head_dim(self) -> int:
+        return self.kv_pages.shape[4]
+
+
+def padded_head_dim(head_dim: int) -> int:
+    """The head dim that the pages are allocated with: multiples of 64 (and small powers of two) as they are, the rest
+    padded to a multiple of 128."""
+    if head_dim % 64 == 0 or head_dim in (8, 16, 32):
+        return head_dim
+    return -(-head_dim // LANE) * LANE
+
+
+def init_cache(
+    num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any = jnp.bfloat16
+) -> KVCache:
+    """Allocates zeroed pages.
+
+    Args:
+      num_layers: L.
+      num_pages: N physical pages, page 0 (the null page, that nobody owns) among them.
+      page_size: S slots a page, 1 to 256.
+      num_kv_heads: K.
+      head_dim: the model's head dim, at most 256; 80 and 96 are stored as 128.
+      dtype: float32, bfloat16, float16, int8 or float8_e4m3fn.
+
+    Returns:
+      KVCache with kv_pages [L, N, S, 2K, D] and, for int8 and float8_e4m3fn, scales f32[L, N, S, 2K].
+
+    Raises:
+      ValueError: an argument out of range; names it, its value and the limit.
+    """
+    for name, value in (("num_layers", num_layers), ("num_pages", num_pages), ("num_kv_heads", num_kv_heads)):
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}")
+    if not 1 <= page_size <= MAX_PAGE_SIZE:
+        raise ValueError(f"page_size must be in [1, {MAX_PAGE_SIZE}], got {page_size}")
+    if not 1 <= head_dim <= MAX_HEAD_DIM:
+        raise ValueError(f"head_dim must be in [1, {MAX_HEAD_DIM}], got {head_dim}")
+    # Slots are int32, and padded writes need distinct slots above N*S: half the range is left to them.
+    if num_pages * page_size > 2**30:
+        raise ValueError(f"num_pages * page_size must be at most 2**30 slots, got {num_pages} * {page_size}")
+    name = jnp.dtype(dtype).name
+    if name not in FLOAT_DTYPES + QUANTIZED_DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(FLOAT_DTYPES + QUANTIZED_DTYPES)}, got {name}")
+    shape = (num_layers, num_pages, page_size, 2 * num_kv_heads, padded_head_dim(head_dim))
+    scales = jnp.zeros(shape[:-1], jnp.float32) if name in QUANTIZED_DTYPES else None
+    return KVCache(jnp.zeros(shape, jnp.dtype(dtype)), scales)

@@ -1,0 +1,3 @@
+"""Copies whole pages: copy-on-write, compaction."""
+
+from pagedjax_kernels.copy_pages.api import copy_pages as copy_pages

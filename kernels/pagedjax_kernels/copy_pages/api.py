@@ -1,0 +1,41 @@
+"""The public op: argument checks, then the backend."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from pagedjax_kernels import dispatch
+from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.copy_pages.reference import copy_pages_reference
+from pagedjax_kernels.copy_pages.xla import copy_pages_xla
+
+BACKENDS = (
+    dispatch.Backend("xla", lambda hardware, case: None, copy_pages_xla),
+    dispatch.Backend("reference", lambda hardware, case: None, copy_pages_reference, automatic=False),
+)
+
+
+def copy_pages(cache: KVCache, src: jax.Array, dst: jax.Array, *, backend: str = "auto") -> KVCache:
+    """Copies pages src[i] -> dst[i] of all layers, in place where the cache is donated.
+
+    Costs what is really copied: a call in which every dst is padding costs next to nothing.
+
+    Args:
+      cache: pages [L, N, S, 2K, D].
+      src: i32[C] pages to copy from, in [0, N). Where dst is padding, anything in range.
+      dst: i32[C] pages to copy to; those < N are distinct, and none of them is also copied from. dst >= N (padding)
+        is dropped. Never negative.
+      backend: "auto", "xla" or "reference".
+
+    Returns:
+      The updated cache.
+
+    Raises:
+      ValueError: src and dst are not two i32[C].
+    """
+    if src.ndim != 1 or src.shape != dst.shape:
+        raise ValueError(f"src and dst must both be [C], got {src.shape} and {dst.shape}")
+    if src.dtype != jnp.int32 or dst.dtype != jnp.int32:
+        raise ValueError(f"src and dst must be int32, got {src.dtype} and {dst.dtype}")
+    return dispatch.pick("copy_pages", BACKENDS, backend, None).run(cache, src, dst)

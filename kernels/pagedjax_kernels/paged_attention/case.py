@@ -1,0 +1,34 @@
+"""The static facts of one attention call: what backends are chosen by and specialised on."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class AttentionCase(NamedTuple):
+    """Attributes:
+    num_tokens, num_rows, max_pages: T, B, P.
+    num_heads, num_kv_heads: H, K.
+    head_dim: q's D; the pages' may be larger (padded).
+    page_size: S.
+    q_dtype, kv_dtype: names.
+    max_q_len: the static bound on a row's queries; 1 promises query b to row b. None: no bound.
+    scale, soft_cap: static floats; soft_cap None is off.
+    window: "none" or "some" (static or traced; a traced one may still be 0, full attention).
+    sinks: whether there are any.
+    """
+
+    num_tokens: int
+    num_rows: int
+    max_pages: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    page_size: int
+    q_dtype: str
+    kv_dtype: str
+    max_q_len: int | None
+    scale: float
+    soft_cap: float | None
+    window: str
+    sinks: bool

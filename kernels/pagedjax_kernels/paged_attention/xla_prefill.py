@@ -1,0 +1,109 @@
+"""Rows with several queries: tiles of queries of one row, each over the blocks of keys that it can see."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.paged_attention import xla_softmax as softmax
+from pagedjax_kernels.paged_attention.case import AttentionCase
+
+TILE_QUERIES = 128
+"""Queries of one row in a tile."""
+BLOCK_TOKENS = 256
+"""Keys that a tile gathers at once."""
+
+
+def prefill(
+    q: jax.Array,
+    pages: tuple[KVCache, jax.Array, jax.Array],
+    kv_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    window: jax.Array | None,
+    sinks: jax.Array | None,
+    case: AttentionCase,
+) -> jax.Array:
+    """q [T, K, H/K, D] -> [T, K, H/K, D]: the outputs of rows with more than one query, zeros elsewhere.
+
+    As many tiles run as the rows need: a gather per token would read the pages T times, a batch over rows would pay
+    for the longest. A tile may reach past its row's end; what lies there is put back as it was.
+    """
+    num_tokens, num_kv_heads, group, dim = q.shape
+    tile = min(TILE_QUERIES, -(-num_tokens // 8) * 8)
+    q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
+    tiles = jnp.where(q_lens > 1, (q_lens + tile - 1) // tile, 0)
+    tile_ends = jnp.cumsum(tiles, dtype=jnp.int32)
+    padded = jnp.pad(q, ((0, tile), (0, 0), (0, 0), (0, 0)))
+
+    def body(i: jax.Array, out: jax.Array) -> jax.Array:
+        row = jnp.sum(tile_ends <= i, dtype=jnp.int32)
+        offset = (i - (tile_ends[row] - tiles[row])) * tile  # of the tile's first query in the row's queries
+        begin = cu_q_lens[row] + offset
+        here = lax.dynamic_slice(padded, (begin, 0, 0, 0), (tile, num_kv_heads, group, dim))
+        position = kv_lens[row] - q_lens[row] + offset + jnp.arange(tile, dtype=jnp.int32)
+        real = jnp.arange(tile, dtype=jnp.int32) < q_lens[row] - offset
+        result = _tile(here, pages, row, jnp.where(real, position, -1), position[0], window, sinks, case)
+        old = lax.dynamic_slice(out, (begin, 0, 0, 0), here.shape)
+        return lax.dynamic_update_slice(out, jnp.where(real[:, None, None, None], result, old), (begin, 0, 0, 0))
+
+    out = lax.fori_loop(0, tile_ends[-1], body, jnp.zeros_like(padded))
+    return out[:num_tokens]
+
+
+def _tile(
+    q: jax.Array,
+    pages: tuple[KVCache, jax.Array, jax.Array],
+    row: jax.Array,
+    position: jax.Array,
+    first_position: jax.Array,
+    window: jax.Array | None,
+    sinks: jax.Array | None,
+    case: AttentionCase,
+) -> jax.Array:
+    """q [tile, K, H/K, D] at positions i32[tile] of one row (-1: no query) -> [tile, K, H/K, D]."""
+    cache, layer, page_table = pages
+    tile, num_kv_heads, group, dim = q.shape
+    size = cache.page_size
+    block_pages = max(1, BLOCK_TOKENS // size)
+    block = block_pages * size
+    table = jnp.pad(page_table[row], (0, -page_table.shape[1] % block_pages))
+    # Heads outside, (query, group) as the rows of one matrix: K is read once for all the queries that share it.
+    exact = case.q_dtype == "float32" or case.kv_dtype != case.q_dtype
+    dtype = jnp.dtype("float32" if exact else case.q_dtype)
+    rows = q.transpose(1, 0, 2, 3).reshape(num_kv_heads, tile * group, dim).astype(dtype)
+    position = jnp.repeat(position, group, total_repeat_length=tile * group)
+    begin = jnp.zeros_like(position) if window is None else jnp.where(window > 0, position - window + 1, 0)
+
+    def body(i: jax.Array, state: softmax.Softmax) -> softmax.Softmax:
+        top, total, out = state
+        ids = lax.dynamic_slice(table, (i * block_pages,), (block_pages,))
+        kv, scales = softmax.load_pages(cache, layer, ids)
+        kv = kv.reshape(block, num_kv_heads, 2, dim)
+        key = i * block + jnp.arange(block, dtype=jnp.int32)
+        written = key <= jnp.max(position)
+        kv = jnp.where(written[:, None, None, None], kv.astype(dtype), 0)
+        if scales is not None:
+            scales = jnp.where(written[:, None, None], scales.reshape(block, num_kv_heads, 2), 0)
+            kv = kv * scales[..., None]
+        dot = dict(preferred_element_type=jnp.float32, precision="highest" if exact else None)
+        scores = jnp.einsum("kqd,tkd->kqt", rows, kv[:, :, 0], **dot) * jnp.float32(case.scale)
+        seen = (key[None, :] <= position[:, None]) & (key[None, :] >= begin[:, None])
+        scores = jnp.where(seen[None], softmax.cap(scores, case.soft_cap), softmax.LOW)
+        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
+        weights = jnp.where(seen[None], jnp.exp(scores - new_top[..., None]), 0)
+        decay = jnp.exp(top - new_top)
+        total = total * decay + jnp.sum(weights, axis=-1)
+        values = jnp.einsum("kqt,tkd->kqd", weights.astype(dtype), kv[:, :, 1], **dot)
+        return new_top, total, out * decay[..., None] + values
+
+    first = jnp.zeros((), jnp.int32)
+    if window is not None:
+        first = jnp.where(window > 0, jnp.maximum(first_position - window + 1, 0), 0) // block
+    last = (jnp.max(position) + block) // block
+    if sinks is not None:
+        sinks = jnp.tile(sinks, (1, tile))
+    state = lax.fori_loop(first, last, body, softmax.start((num_kv_heads, tile * group), dim, sinks))
+    out = softmax.finish(state).reshape(num_kv_heads, tile, group, dim).transpose(1, 0, 2, 3)
+    return out.astype(q.dtype)
