@@ -25,8 +25,8 @@ from pagedjax.sampling.random import gumbel
 NUM_CANDIDATES = 128
 """Tokens that `lax.top_k` takes per lane."""
 
-EXACT_LANES = 8
-"""Lanes that one round of the exact path serves; more would be computed in vain, fewer would waste a wide device."""
+EXACT_LANES = 4
+"""Lanes that one round of the exact path serves: few enough for a CPU cache and for not computing much in vain."""
 
 
 class Limits(NamedTuple):
