@@ -3,8 +3,8 @@
     pages, result = verb(pages, rows, ...)
 
 Every verb is vectorised over rows, works the same eagerly, under `jax.jit` (donate `pages`) and under `jax.vmap`, costs
-O(rows + pages touched) however many pages there are, and reports what could not be done as a value. Rows are listed in arrival
-order and padded with R, one past the last row.
+O(rows + pages touched) however many pages there are, and reports what could not be done as a value. Rows are listed in
+arrival order and padded with R, one past the last row.
 """
 
 from pagedjax.pages.alloc import alloc

@@ -12,15 +12,16 @@ from pagedjax.pages.state import Pages
 def alloc(pages: Pages, rows: jax.Array, need: jax.Array, *, max_total: int | None = None) -> tuple[Pages, jax.Array]:
     """Append `need` new pages to each row, in every group.
 
-    The rows are served in the order given, as long as the pages last: the first row that cannot be served and all after it
-    are left untouched. A row cannot be served if its pages are not there, if it would exceed P logical pages, or need < 0.
+    The rows are served in the order given, as long as the pages last: the first row that cannot be served and all after
+    it are left untouched. A row cannot be served if its pages are not there, if it would exceed P logical pages, or
+    need < 0.
 
     Args:
       pages: donated.
       rows: i32[C], distinct, in arrival order; padded with R.
       need: i32[C] new logical pages; ignored where the row is padded.
-      max_total: static bound on the physical pages of this call (G x the sum of need), which sets its cost; rows beyond it
-        are not served. None: as many as C rows or the pool can have.
+      max_total: static bound on the physical pages of this call (G x the sum of need), which sets its cost; rows beyond
+        it are not served. None: as many as C rows or the pool can have.
 
     Returns:
       pages, ok bool[C]: a row of the strict prefix that was served (padding and rows with need 0 included).
@@ -41,7 +42,8 @@ def alloc(pages: Pages, rows: jax.Array, need: jax.Array, *, max_total: int | No
     total = jnp.sum(grown, dtype=jnp.int32) * G
 
     pages, taken = take(pages, total, capacity)
-    # Page number k goes to the row in whose range it falls; within the row group by group, so that each group's pages adjoin.
+    # Page number k goes to the row in whose range it falls; within the row group by group, so that each group's pages
+    # adjoin.
     ordinal = jnp.arange(capacity, dtype=jnp.int32)
     lane = jnp.searchsorted(ends, ordinal, side="right", method="scan_unrolled").astype(jnp.int32)
     lane = jnp.minimum(lane, C - 1)

@@ -1,7 +1,8 @@
 """How many bytes, pages, tokens and requests: exact integer arithmetic. Nothing here knows about JAX.
 
-Formulas and reference values: Kwon et al., "Efficient Memory Management for Large Language Model Serving with PagedAttention"
-(SOSP 2023), section 3 and table 1. The paper gives device and weight sizes in decimal gigabytes, cache sizes in GiB.
+Formulas and reference values: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
+PagedAttention" (SOSP 2023), section 3 and table 1. The paper gives device and weight sizes in decimal gigabytes, cache
+sizes in GiB.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def pages_for(num_tokens: int, page_size: int) -> int:
 
 
 def flat_offset(page: int, offset: int, page_size: int, num_kv_heads: int, head_dim: int) -> int:
-    """Elements before a slot in one layer's keys, laid out [page, slot, head, dim]. Passes 2**31 for pools of a common size."""
+    """Elements before a slot in one layer's keys [page, slot, head, dim]. Passes 2**31 in pools of a common size."""
     return (page * page_size + offset) * num_kv_heads * head_dim
 
 
@@ -103,7 +104,8 @@ def max_concurrent_requests(
     _check("shared_prefix_tokens", shared_prefix_tokens, 0)
     if shared_prefix_tokens > tokens_per_request:
         raise ValueError(
-            f"shared_prefix_tokens: must be at most tokens_per_request = {tokens_per_request}, got {shared_prefix_tokens}"
+            f"shared_prefix_tokens: must be at most tokens_per_request = {tokens_per_request}, "
+            f"got {shared_prefix_tokens}"
         )
     shared = min(shared_prefix_tokens, tokens_per_request - 1) // page_size
     own = pages_for(tokens_per_request, page_size) - shared

@@ -13,7 +13,7 @@ _PAIRWISE = 256
 
 
 def _writers_of(page: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """For i32[K] pages about to be written: i32[K] how many of the valid entries name the same page, bool[K] the last of them."""
+    """For pages i32[K] about to be written: i32[K] valid entries that name the same page, bool[K] the last of them."""
     K = page.shape[0]
     lane = jnp.arange(K, dtype=jnp.int32)
     if K <= _PAIRWISE:
@@ -29,7 +29,7 @@ def _writers_of(page: jax.Array, valid: jax.Array) -> tuple[jax.Array, jax.Array
 
 
 def _shared_writes(pages: Pages, rows: jax.Array, logical: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(page i32[C, G] about to be written, NULL_PAGE if none; copy bool[C, G] whether the writer needs a copy of it)."""
+    """(page i32[C, G] about to be written, NULL_PAGE if none; copy bool[C, G] whether the writer needs a copy)."""
     R, P = pages.max_rows, pages.max_pages_per_row
     inside = (rows < R) & (logical >= 0) & (logical < P)
     row, column = jnp.where(inside, rows, R), jnp.where(inside, logical, 0)
@@ -49,10 +49,10 @@ def cow_need(pages: Pages, rows: jax.Array, logical: jax.Array) -> jax.Array:
 
 
 def cow(pages: Pages, rows: jax.Array, logical: jax.Array) -> tuple[Pages, jax.Array, jax.Array]:
-    """Give each row a page of its own where it is about to write: a shared page is replaced by a new one, to be copied into.
+    """Give each row a page of its own where it is about to write: a new one, to be copied into, for a shared one.
 
-    If all holders of a page write in this call, the last in order keeps it. Rows are served in the order given, as long as
-    the pages last; the first that cannot be served and all after it are left untouched.
+    If all holders of a page write in this call, the last in order keeps it. Rows are served in the order given, as long
+    as the pages last; the first that cannot be served and all after it are left untouched.
 
     Args:
       pages: donated.

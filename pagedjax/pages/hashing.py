@@ -1,4 +1,4 @@
-"""The prefix hash. It only finds candidates; token ids and parent links decide, so that a collision costs time, never truth.
+"""The prefix hash. It only finds candidates; token ids and parent links decide: a collision costs time, never truth.
 
 Written in operators that NumPy and JAX share, so that `check` recomputes on the host what the verbs computed.
 """
@@ -80,7 +80,7 @@ def prefix_hashes(tokens: jax.Array, namespace: jax.Array, secret: jax.Array, bi
     return finish(factor * chain_seed(namespace.astype(jnp.uint32), secret) + offset, secret, bits)
 
 
-def next_state(state: np.ndarray, page_tokens: np.ndarray, secret: np.ndarray) -> np.ndarray:
+def next_state(state: Words, page_tokens: Words, secret: Words) -> Words:
     """One step of the chain, on the host: the state after a page of tokens i32[S]."""
     with np.errstate(over="ignore"):
         return state * multiplier(secret) + page_digests(page_tokens.astype(np.uint32), secret)

@@ -24,9 +24,8 @@ def check(pages: Pages, pins: Iterable[int] | None = None) -> list[str]:
     host = jax.tree.map(np.asarray, jax.device_get(pages))
     N = host.ref_counts.shape[0]
     if (host.table < 0).any() or (host.table >= N).any():
-        return [
-            f"the table names pages outside [0, {N}): {_some(np.unique(host.table[(host.table < 0) | (host.table >= N)]))}"
-        ]
+        outside = np.unique(host.table[(host.table < 0) | (host.table >= N)])
+        return [f"the table names pages outside [0, {N}): {_some(outside)}"]
     pinned = np.bincount(np.asarray(list(pins or ()), np.int64), minlength=N)
     return [*_table(host), *_counts(host, pinned), *_queue(host), *_index(host)]
 
@@ -37,9 +36,9 @@ def _some(ids: Any) -> str:
 
 
 def _table(host: Pages) -> list[str]:
-    """Used columns hold pages, unused ones none; no page stands at two places of one row or at different places of two."""
+    """Used columns hold pages, unused ones none; a page stands for one logical page only, whoever shares it."""
     broken = []
-    G, R, P = host.table.shape
+    G, _, P = host.table.shape
     if (host.num_pages < 0).any() or (host.num_pages > P).any():
         broken.append(
             f"num_pages outside [0, {P}] in rows {_some(np.nonzero((host.num_pages < 0) | (host.num_pages > P))[0])}"
@@ -109,7 +108,7 @@ def _queue(host: Pages) -> list[str]:
 
 
 def _index(host: Pages) -> list[str]:
-    """A published page is listed in the bucket of its hash; a reachable one has the hash of its whole past, and no twin."""
+    """A published page is in the bucket of its hash; a reachable one has the hash of its whole past, and no twin."""
     broken = []
     N, Bk = host.ref_counts.shape[0], host.buckets.shape[0]
     if ((host.buckets < 0) | (host.buckets >= N)).any():

@@ -1,4 +1,4 @@
-"""Address translation at the host boundary, with errors instead of clamped indices. The device does its own inside the kernels."""
+"""Address translation at the host boundary, with errors instead of clamped indices; kernels do their own look-up."""
 
 from __future__ import annotations
 

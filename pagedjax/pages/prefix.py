@@ -1,9 +1,10 @@
 """The prefix index: a radix tree in arrays. Finding the cached pages of a prompt.
 
-A published page names its parent by (page, generation) and holds its token ids; its hash says in which bucket of W entries it is listed.
-Looking up a prompt takes all its pages at once: each page's bucket gives W candidates, token ids and links between the candidates of
-adjacent pages say which are real, and an associative scan follows the links from the first page on. A parent that was taken for
-something else has another generation, so what hung below it is out of reach and ages out of the queue by itself.
+A published page names its parent by (page, generation) and holds its token ids; its hash says in which bucket of W
+entries it is listed. Looking up a prompt takes all its pages at once: each page's bucket gives W candidates, token ids
+and links between the candidates of adjacent pages say which are real, and an associative scan follows the links from
+the first page on. A parent that was taken for something else has another generation, so what hung below it is out of
+reach and ages out of the queue by itself.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ def find_chain(pages: Pages, tokens: jax.Array, namespace: jax.Array, limit: jax
     starts = jnp.broadcast_to((parent == pages.total_pages + namespace)[:, None, :], same_page.shape)
     linked = jnp.where((index == 0)[:, None, None], starts, same_page & same_generation) & alike[:, None, :]
 
-    # As maps from a candidate of page i - 1 to one of page i; W stands for none. At most one fits, as `publish` lists no page twice.
+    # As maps from a candidate of page i - 1 to one of page i; W stands for none. At most one fits, as `publish` lists
+    # no page twice.
     step = jnp.where(jnp.any(linked, axis=-1), jnp.argmax(linked, axis=-1).astype(jnp.int32), W)
     step = jnp.concatenate([step, jnp.full((Pt, 1), W, jnp.int32)], axis=1)  # [Pt, W + 1]
     way = lax.associative_scan(lambda first, then: jnp.take_along_axis(then, first, axis=1), step)[:, 0]
@@ -78,7 +80,7 @@ def find_chain(pages: Pages, tokens: jax.Array, namespace: jax.Array, limit: jax
 def match(
     pages: Pages, rows: jax.Array, tokens: jax.Array, lengths: jax.Array, namespaces: jax.Array
 ) -> tuple[Pages, jax.Array]:
-    """Map the longest cached prefix of each prompt into its row; the pages found gain an owner before anything can take them.
+    """Map the longest cached prefix of each prompt into its row; what is found gains an owner before anything takes it.
 
     At most (length - 1) // S pages, as the last token has to be computed for its logits.
 

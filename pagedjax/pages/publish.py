@@ -20,9 +20,9 @@ def publish(
 ) -> tuple[Pages, jax.Array]:
     """Enter the rows' full pages into the index.
 
-    Where a published page with the same past and content exists the row is pointed to that one and its own copy is given up.
-    A page whose bucket is full of owned pages stays unpublished, and so do the row's pages after it; a later call tries again.
-    The rows are taken one after another, so that equal rows in one call end up with the same pages.
+    Where a published page with the same past and content exists the row is pointed to that one and its own copy is
+    given up. A page whose bucket is full of owned pages stays unpublished, and so do the row's pages after it; a later
+    call tries again. The rows are taken one after another, so that equal rows in one call end up with the same pages.
 
     Args:
       pages: donated; one group.
@@ -86,10 +86,11 @@ def _publish_row(
 
 
 def _choose_ways(pages: Pages, chain: Chain, fresh: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Where in its bucket each fresh page goes: stale entries first, then the one that would be taken next, never an owned one.
+    """Where in its bucket each fresh page goes: stale entries first, then what is taken next, never an owned page.
 
     Returns:
-      way i32[Pt], replaced i32[Pt] (the page that loses its place, NULL_PAGE if none), fresh bool[Pt] those that have a place.
+      way i32[Pt], replaced i32[Pt] (the page that loses its place, NULL_PAGE if none), fresh bool[Pt] those that have a
+      place.
     """
     Pt, W = chain.page.shape[0], pages.buckets.shape[1]
     bucket = bucket_of(pages, chain.hash)

@@ -1,7 +1,8 @@
 """The one queue of unowned pages: taking from its front, putting back at either end, keeping it short.
 
-Entries are never removed from the middle. A page that a prefix hit revives leaves its entry behind; the entry is *stale*, as the
-page's stamp no longer names its position. Stale entries are skipped when the front reaches them, and squeezed out when the ring is full.
+Entries are never removed from the middle. A page that a prefix hit revives leaves its entry behind; the entry is
+*stale*, as the page's stamp no longer names its position. Stale entries are skipped when the front reaches them, and
+squeezed out when the ring is full.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ _SQUEEZE_WINDOW = 512
 
 
 def stamp_of(position: jax.Array) -> jax.Array:
-    """The stamp u32 of an unowned page whose live entry is at `position`: odd, so that no mark of `last_occurrence` equals it."""
+    """The stamp u32 of an unowned page with its live entry at `position`: odd, unlike marks of `last_occurrence`."""
     return (position << 1) | 1
 
 
@@ -136,8 +137,8 @@ def put(pages: Pages, ids: jax.Array, mask: jax.Array) -> Pages:
 def _make_room(pages: Pages, wanted: jax.Array) -> Pages:
     """Squeeze stale entries out where the ring cannot take `wanted` more; otherwise zero trips.
 
-    At most N - 1 entries are live and Q >= 2 N, so at least N entries were put since the last time: amortised O(1) an entry.
-    The entries move towards the head, so a window is read before anything is written over it.
+    At most N - 1 entries are live and Q >= 2 N, so at least N entries were put since the last time: amortised O(1) an
+    entry. The entries move towards the head, so a window is read before anything is written over it.
     """
     full = (pages.tail - pages.head) + wanted > pages.queue.shape[0]
     window = min(_SQUEEZE_WINDOW, pages.queue.shape[0])

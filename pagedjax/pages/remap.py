@@ -12,8 +12,9 @@ from pagedjax.pages.state import NULL_PAGE, Pages
 def remap(pages: Pages, rows: jax.Array, src: jax.Array) -> tuple[Pages, jax.Array]:
     """Let each row take over, and share, the pages that row `src` had before the call; what it had itself is given up.
 
-    src = R makes the row empty (a release), src = another row is a fork, a permutation reorders beams, src = row does nothing;
-    all in one call. Pages without an owner are queued, row by row in the order given, a chain's tail before its head.
+    src = R makes the row empty (a release), src = another row is a fork, a permutation reorders beams, src = row does
+    nothing; all in one call. Pages without an owner are queued, row by row in the order given, a chain's tail before
+    its head.
 
     Args:
       pages: donated.

@@ -12,20 +12,21 @@ import numpy as np
 from flax import struct
 
 NULL_PAGE = 0
-"""The physical page that nobody owns: what a table holds where there is no page. Padded reads may touch it, nothing writes it."""
+"""The physical page that nobody owns, for tables where there is none. Padded reads may touch it, nothing writes it."""
 
 MAX_PAGES = 2**28
 """Most physical pages: queue positions are 31 bits, and the ring holds at least two entries a page."""
 
 
-@struct.dataclass
-class Pages:
+class Pages(struct.PyTreeNode):
     """All metadata of the paged KV cache. Every verb is `verb(pages, ...) -> (pages, result)`; donate the old value.
 
-    G groups, R rows, P logical pages a row, N physical pages (page 0 is NULL_PAGE), S page size, Q ring entries, Bk x W index ways.
+    G groups, R rows, P logical pages a row, N physical pages (page 0 is NULL_PAGE), S page size, Q ring entries, Bk x W
+    index ways.
 
-    A page is *owned* while its count is above zero. An unowned page sits in the queue exactly once: there is one *live* entry
-    for it, the one whose position its stamp names. A page without owner is *cached* if it is published, else *free*.
+    A page is *owned* while its count is above zero. An unowned page sits in the queue exactly once: there is one *live*
+    entry for it, the one whose position its stamp names. A page without owner is *cached* if it is published, else
+    *free*.
     """
 
     table: jax.Array  # i32[G, R, P] physical page of each logical page, NULL_PAGE where none
@@ -133,8 +134,7 @@ def init_pages(
     entries = num_groups * max_rows * max_pages_per_row
     if entries >= 2**31:
         raise ValueError(f"num_groups x max_rows x max_pages_per_row: must be below 2**31, got {entries}")
-    if secret is None:
-        secret = np.frombuffer(os.urandom(8), np.uint32)
+    words = np.frombuffer(os.urandom(8), np.uint32) if secret is None else np.asarray(secret, np.uint32)
     page = np.arange(N, dtype=np.uint32)
     queue = np.zeros(Q, np.int32)
     queue[: N - 1] = page[1:]
@@ -154,7 +154,7 @@ def init_pages(
         hash=jnp.zeros(N, jnp.uint32),
         tokens=jnp.zeros((N, page_size), jnp.int32),
         buckets=jnp.zeros((Bk, num_ways), jnp.int32),
-        secret=jnp.array(np.asarray(secret, np.uint32)),
+        secret=jnp.array(words),
         hash_bits=hash_bits,
     )
 
