@@ -12,14 +12,14 @@ from pagedjax.pages.state import NULL_PAGE, Pages
 def acquire(pages: Pages, ids: jax.Array, mask: jax.Array) -> Pages:
     """One more owner for each masked entry of ids i32[K]; an unowned page is revived and its queue entry goes stale."""
     N = pages.total_pages
-    safe = jnp.where(mask, ids, 0)
-    revived = mask & (pages.ref_counts[safe] == 0)
-    revived_ids = jnp.where(revived, ids, N)
-    stamp = pages.stamp.at[revived_ids].set(0, mode="drop")
+    # The stamp says which pages are unowned. Reading ref_counts here would make XLA copy them: no update may follow a read
+    # that it does not depend on.
+    revived = mask & (pages.stamp[jnp.where(mask, ids, 0)] != 0)
+    stamp = pages.stamp.at[jnp.where(revived, ids, N)].set(0, mode="drop")
     stamp, last = last_occurrence(stamp, ids, revived)
     return pages.replace(
         ref_counts=pages.ref_counts.at[jnp.where(mask, ids, N)].add(1, mode="drop"),
-        stamp=stamp.at[revived_ids].set(0, mode="drop"),
+        stamp=stamp.at[jnp.where(last, ids, N)].set(0, mode="drop"),
         num_unowned=pages.num_unowned - jnp.sum(last, dtype=jnp.int32),
     )
 
