@@ -20,7 +20,7 @@ from absl import app
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
 
-from pagedjax.config import Config, Option, check, options, requirement
+from pagedjax.config import Config, Option, check, options, requirement, with_overrides
 from pagedjax.errors import ConfigError, PagedJaxError
 
 _ARGUMENT = re.compile(r"--?(?P<no>no)?config(?:\.(?P<path>[^=]*))?(?:=(?P<value>.*))?", re.DOTALL)
@@ -198,7 +198,7 @@ def parse(argv: Sequence[str], flag_values: absl_flags.FlagValues = absl_flags.F
         raise ConfigError(_last_line(e)) from None
     except Exception as e:  # whatever the user's file raises
         raise ConfigError(f"--config={file}: {type(e).__name__}: {e}") from e
-    return replace(config, overrides), positional
+    return with_overrides(config, overrides), positional
 
 
 def _nearby(path: str) -> str:
@@ -214,21 +214,6 @@ def _last_line(error: Exception) -> str:
     return text.strip().splitlines()[-1] if "Traceback" in text else text
 
 
-def replace(config: Config, overrides: Mapping[str, Any]) -> Config:
-    """`config` with some options (dotted path -> value) changed; ConfigError as in `freeze`."""
-    values = default_config_dict().to_dict()
-    entries = {path: entry.value for path, entry in options(config)}
-    for path, value in {**entries, **overrides}.items():
-        if path not in entries:
-            raise unknown_key(path)
-        *sections, name = path.split(".")
-        node = values
-        for section in sections:
-            node = node[section]
-        node[name] = value
-    return freeze(values)
-
-
 def load(file: str | None = None, overrides: Mapping[str, Any] | None = None) -> Config:
     """The configuration of a file (None: the defaults) with overrides, for notebooks and tests.
 
@@ -237,7 +222,7 @@ def load(file: str | None = None, overrides: Mapping[str, Any] | None = None) ->
     """
     arguments = ["load"] if file is None else ["load", f"--config={file}"]
     config, _ = parse(arguments, absl_flags.FlagValues())
-    return replace(config, overrides or {})
+    return with_overrides(config, dict(overrides or {}))
 
 
 def describe(config: Config) -> str:
@@ -311,6 +296,9 @@ def run(main: Callable[[Config], int | None], usage: str, module: str = "__main_
             return main(parsed[0])
         except PagedJaxError as e:
             fail(e)
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            return 130
 
     app.run(guarded, flags_parser=parser)
 

@@ -165,9 +165,9 @@ def test_types_are_checked_when_built_in_python():
         Config(cache={"page_size": 3})
 
 
-def test_replace_rejects_unknown_paths():
+def test_overrides_in_python_reject_unknown_paths():
     with pytest.raises(ConfigError, match="did you mean"):
-        flags.replace(Config(), {"cache.page_sise": 3})
+        flags.load(overrides={"cache.page_sise": 3})
 
 
 TOOL = """
