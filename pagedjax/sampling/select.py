@@ -162,8 +162,8 @@ def _draw_exact(logits: jax.Array, best: jax.Array, limits: Limits, keys: jax.Ar
 
 
 def _sortable(x: jax.Array) -> jax.Array:
-    """u32, ordered as the float32 values are."""
-    bits = lax.bitcast_convert_type(jnp.where(x == 0, 0.0, x), jnp.uint32)
+    """u32, ordered as the float32 values are, and -0 before 0 as `lax.top_k` has it."""
+    bits = lax.bitcast_convert_type(x, jnp.uint32)
     return jnp.where(bits >> 31 == 1, ~bits, bits | jnp.uint32(1 << 31))
 
 
