@@ -1,0 +1,5 @@
+"""Models from files: safetensors, GGUF, Orbax checkpoints, Hugging Face ids, and the default model."""
+
+from pagedjax.weights.load import load_model as load_model
+from pagedjax.weights.loaded import LoadedModel as LoadedModel
+from pagedjax.weights.orbax import save_checkpoint as save_checkpoint
