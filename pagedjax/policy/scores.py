@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-Score = float | np.ndarray | jax.Array
+Score = float | np.floating | np.ndarray | jax.Array
 
 
 class Features(NamedTuple):
