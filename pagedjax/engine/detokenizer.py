@@ -24,7 +24,7 @@ _PROMPT_TAIL = 8
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """Character -> byte of byte-level BPE (GPT-2): printable Latin-1 stands for itself, the rest goes up from U+0100."""
+    """Character -> byte of byte-level BPE: printable Latin-1 stands for itself, the rest goes up from U+0100."""
     plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [b for b in range(256) if b not in plain]
     return {chr(b): b for b in plain} | {chr(0x100 + i): b for i, b in enumerate(rest)}
@@ -54,7 +54,7 @@ class _Rules:
 
 
 def _rules_of(decoder: dict[str, Any]) -> _Rules | None:
-    """Rules for a decoder of the tokenizers library, as it describes itself; None for one that needs more than these."""
+    """Rules for a decoder of the tokenizers library, from its own description; None if it needs more than these."""
     kind = decoder.get("type")
     if kind == "ByteLevel":
         return _Rules(byte_level=True)
@@ -88,7 +88,7 @@ class TokenTexts:
 
     Attributes:
       special: id -> text of the tokens that `skip_special_tokens` leaves out.
-      rules: None where a token's bytes depend on its neighbours (then `bytes` must not be called).
+      rules: None where a token's bytes depend on its neighbours (then `spell` must not be called).
     """
 
     def __init__(self, tokenizer: Any):
@@ -99,21 +99,21 @@ class TokenTexts:
         self.rules = _rules_of(json.loads(decoder.__getstate__())) if decoder is not None else None
         # Not the tokenizer itself: it is the key under which this object is kept.
         self._id_to_token = backend.id_to_token if self.rules is not None else None
-        self._bytes: dict[int, bytes] = {}
+        self._spelled: dict[int, bytes] = {}
 
-    def bytes(self, token_id: int) -> bytes:
+    def spell(self, token_id: int) -> bytes:
         """The token's share of the text in UTF-8, perhaps part of a character; empty for an id without a token."""
-        found = self._bytes.get(token_id)
+        found = self._spelled.get(token_id)
         if found is None:
-            found = self._bytes[token_id] = self._spell(token_id)
+            found = self._spelled[token_id] = self._bytes_of(token_id)
         return found
 
-    def first_bytes(self, token_id: int) -> bytes:
+    def spell_first(self, token_id: int) -> bytes:
         """The same where the token is the first of all."""
         assert self.rules is not None
-        return self._spell(token_id, self.rules.first_drops) if self.rules.first_drops else self.bytes(token_id)
+        return self._bytes_of(token_id, self.rules.first_drops) if self.rules.first_drops else self.spell(token_id)
 
-    def _spell(self, token_id: int, drop: str = "") -> bytes:
+    def _bytes_of(self, token_id: int, drop: str = "") -> bytes:
         assert self._id_to_token is not None
         assert self.rules is not None
         token = self._id_to_token(token_id)
@@ -135,12 +135,11 @@ _TEXTS: weakref.WeakKeyDictionary[Any, TokenTexts] = weakref.WeakKeyDictionary()
 
 def token_texts(tokenizer: Any) -> TokenTexts:
     """The tokenizer's table, made on first use: transformers' fast tokenizers and `tokenizers.Tokenizer`."""
-    try:
-        if (found := _TEXTS.get(tokenizer)) is None:
-            found = _TEXTS[tokenizer] = TokenTexts(tokenizer)
-        return found
-    except TypeError:  # no weak reference or no hash: the native class
-        return TokenTexts(tokenizer)
+    if not hasattr(tokenizer, "backend_tokenizer"):
+        return TokenTexts(tokenizer)  # it would be its own key, and stay for ever
+    if (found := _TEXTS.get(tokenizer)) is None:
+        found = _TEXTS[tokenizer] = TokenTexts(tokenizer)
+    return found
 
 
 class _Stream(Protocol):
@@ -156,15 +155,15 @@ class _ByteStream:
         assert texts.rules is not None
         self._texts = texts
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        starts = not any(texts.bytes(i) for i in prompt_ids)
+        starts = not any(texts.spell(i) for i in prompt_ids)
         self._first = starts and bool(texts.rules.first_drops)
         self._num_strip = texts.rules.num_strip if starts else 0
         for token_id in prompt_ids[-_PROMPT_TAIL:]:
-            self._decoder.decode(texts.bytes(token_id))
+            self._decoder.decode(texts.spell(token_id))
 
     def step(self, token_id: int) -> str:
-        raw = self._texts.first_bytes(token_id) if self._first else self._texts.bytes(token_id)
-        self._first = False
+        raw = self._texts.spell_first(token_id) if self._first else self._texts.spell(token_id)
+        self._first = self._first and not self._texts.spell(token_id)
         return self._stripped(self._decoder.decode(raw))
 
     def flush(self) -> str:
@@ -191,9 +190,9 @@ class _WindowStream:
     _MAX_CONTEXT = 24
 
     def __init__(self, decode: Callable[[list[int]], str], prompt_ids: Sequence[int]):
-        self._decode = decode
+        self._decode = lambda ids: decode(ids) if ids else ""
         self._context = list(prompt_ids[-_PROMPT_TAIL:])
-        self._context_text = decode(self._context).rstrip(REPLACEMENT)
+        self._context_text = self._decode(self._context).rstrip(REPLACEMENT)
         self._pending: list[int] = []
 
     def step(self, token_id: int) -> str:
