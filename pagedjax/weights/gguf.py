@@ -162,6 +162,7 @@ def _spec(file: GGUFFile) -> ModelSpec:
         "rms_norm_eps": meta.number("attention.layer_norm_rms_epsilon", 1e-5),
         "tie_word_embeddings": "output.weight" not in file.tensors,
     }
+    _check_shapes(file, meta, config)
     config["rope_scaling"] = _rope_scaling(file, meta, config)
     try:
         spec = spec_from_hf(config)
@@ -174,6 +175,26 @@ def _spec(file: GGUFFile) -> ModelSpec:
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
     )
+
+
+def _check_shapes(file: GGUFFile, meta: _Metadata, config: Mapping[str, Any]) -> None:
+    """The metadata against the tensors, before anything is allocated by its numbers."""
+    hidden, dim = config["hidden_size"], config["head_dim"]
+    expected = {
+        "blk.0.attn_q.weight": (config["num_attention_heads"] * dim, hidden),
+        "blk.0.attn_k.weight": (config["num_key_value_heads"] * dim, hidden),
+        "blk.0.ffn_gate.weight": (config["intermediate_size"], hidden),
+        "token_embd.weight": (file.tensors["token_embd.weight"].shape[0], hidden),
+    }
+    for name, shape in expected.items():
+        found = file.tensors[name].shape if name in file.tensors else "none"
+        if found != shape:
+            raise meta.fail(f"tensor {name!r} must have shape {shape} by the metadata, but the file has {found}")
+    layers = {int(match[1]) for name in file.tensors if (match := _LAYER_NAME.fullmatch(name))}
+    if layers != set(range(len(layers))) or len(layers) != config["num_hidden_layers"]:
+        raise meta.fail(
+            f"{config['num_hidden_layers']} layers by the metadata, but the file has tensors of {len(layers)}"
+        )
 
 
 def _rope_scaling(file: GGUFFile, meta: _Metadata, config: Mapping[str, Any]) -> dict[str, Any] | None:

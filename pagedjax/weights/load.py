@@ -114,6 +114,8 @@ def _named(path: Path, read: Any) -> Any:
     """`read()`, its errors beginning with the path."""
     try:
         return read()
+    except MemoryError as error:
+        raise ModelLoadError(f"{path}: not enough memory for the weights: {error}") from error
     except ModelLoadError as error:
         if str(path) in str(error):
             raise
