@@ -19,7 +19,7 @@ from pagedjax.server.chat import create_chat_completion
 from pagedjax.server.completions import create_completion
 from pagedjax.server.errors import ApiError, as_api_error, from_validation
 from pagedjax.server.guard import Guard
-from pagedjax.server.limits import BodyLimit
+from pagedjax.server.limits import Limits
 from pagedjax.server.metrics import CONTENT_TYPE, Metrics
 from pagedjax.server.protocol import ChatCompletionRequest, CompletionRequest, DetokenizeRequest, TokenizeRequest
 from pagedjax.server.rendering import json_response
@@ -44,7 +44,12 @@ def create_app(engine: Any, api_keys: Sequence[str] = ()) -> FastAPI:
     _add_generation(app, state)
     _add_information(app, state)
     limits = engine.config.server
-    app.add_middleware(BodyLimit, max_bytes=limits.max_body_bytes, seconds=limits.receive_seconds)
+    app.add_middleware(
+        Limits,
+        max_head_bytes=limits.max_header_bytes,
+        max_bytes=limits.max_body_bytes,
+        seconds=limits.receive_seconds,
+    )
     app.add_middleware(Auth, keys=api_keys)
     app.add_middleware(Guard, metrics=metrics)  # the last one added is the outermost
     return app

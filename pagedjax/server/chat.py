@@ -49,7 +49,7 @@ async def _create(state: ServerState, http: HttpRequest, body: ChatCompletionReq
 def _sampling(body: ChatCompletionRequest) -> SamplingParams:
     """`max_tokens` that is not given means the rest of the context."""
     if body.max_completion_tokens is not None and body.max_tokens not in (None, body.max_completion_tokens):
-        raise InvalidRequestError("max_tokens", "differs from max_completion_tokens; give one of them")
+        raise InvalidRequestError("max_completion_tokens", "differs from max_tokens; give one of them")
     limit = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
     changes: dict[str, Any] = {"max_tokens": limit}
     if body.top_logprobs is not None:

@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_SECONDS = 0.5
 _FLUSH_SECONDS = 5  # for answers that are complete but not yet with their clients
+_DEAD_SECONDS = 1  # between the engine's death and the end: clients get their 503
 
 
 def bind(config: ServerConfig) -> socket.socket:
@@ -35,8 +36,12 @@ def bind(config: ServerConfig) -> socket.socket:
         found = socket.getaddrinfo(config.host or None, config.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
         family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+        except OSError:
+            bound.close()
+            raise
     except OSError as e:
         raise ConfigError(f"config.server.port: cannot listen on {where}: {e.strerror or e}") from None
     return bound
@@ -82,7 +87,8 @@ def _protocol(head_seconds: float) -> type[H11Protocol]:
 
 
 class DrainingServer(uvicorn.Server):
-    """On the first SIGTERM or SIGINT new work is refused and what runs may end; a second one aborts it.
+    """On the first SIGTERM or SIGINT new work is refused and what runs may end; a second one aborts it, a third does
+    not even tell the clients.
 
     The listener stays open meanwhile, so that /health answers 503 and late requests get a proper answer.
     """
@@ -106,6 +112,7 @@ class DrainingServer(uvicorn.Server):
         self.engine_died = False
         self._on_ready = on_ready
         self._drain: asyncio.Task | None = None
+        self._signals = 0
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         del frame
@@ -127,17 +134,21 @@ class DrainingServer(uvicorn.Server):
             await self.app_state.engine.shutdown(0)
 
     def _on_signal(self, name: str) -> None:
-        if self._drain is None:
+        self._signals += 1
+        if self._signals == 1:
             logger.warning("%s: finishing running requests, for %g seconds at most", name, self.drain_seconds)
             self.app_state.draining = True
-            self._drain = asyncio.create_task(self._finish())
-        else:
+            self._drain = asyncio.create_task(self._finish(self.drain_seconds))
+        elif self._signals == 2:
             logger.warning("%s again: aborting running requests", name)
+            assert self._drain is not None
             self._drain.cancel()
+            self._drain = asyncio.create_task(self._finish(0))
+        else:
             self.force_exit = self.should_exit = True
 
-    async def _finish(self) -> None:
-        await self.app_state.engine.shutdown(self.drain_seconds)
+    async def _finish(self, seconds: float) -> None:
+        await self.app_state.engine.shutdown(seconds)
         self.should_exit = True
 
     async def _watch_engine(self) -> None:
@@ -147,7 +158,7 @@ class DrainingServer(uvicorn.Server):
             await asyncio.sleep(_POLL_SECONDS)
         self.engine_died = True
         logger.error("the engine has stopped; shutting down")
-        await asyncio.sleep(_FLUSH_SECONDS)
+        await asyncio.sleep(_DEAD_SECONDS)
         self.should_exit = True
 
 

@@ -54,7 +54,9 @@ def test_max_tokens_is_the_rest_of_the_context_unless_given():
     chat({"max_tokens": 3}, engine)
     chat({"max_completion_tokens": 4}, engine)
     assert [r.sampling.max_tokens for r in engine.requests] == [None, 3, 4]
-    error(post(engine, PATH, {"messages": HI, "max_tokens": 3, "max_completion_tokens": 4}), 400, "max_tokens")
+    error(
+        post(engine, PATH, {"messages": HI, "max_tokens": 3, "max_completion_tokens": 4}), 400, "max_completion_tokens"
+    )
     error(post(engine, PATH, {"messages": HI, "max_completion_tokens": 0}), 400, "max_completion_tokens")
 
 

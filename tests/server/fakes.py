@@ -158,6 +158,8 @@ class FakeAsyncEngine:
         generated = position = 0
         while any(position < len(ids) for ids, _ in plans):
             await asyncio.sleep(self.delay)
+            if not self.is_alive:
+                raise EngineDeadError("the engine has stopped")
             if self.fail_after is not None and position >= self.fail_after:
                 raise self.error
             outputs = []
