@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import math
 import typing
 from typing import Any
@@ -221,3 +222,19 @@ def _fits(value: Any, kind: Any, metadata: Any) -> bool:
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
     return math.isfinite(value) and (metadata["low"] is None or metadata["low"] <= value <= metadata["high"])
+
+
+def with_overrides(config: Config, overrides: dict[str, Any]) -> Config:
+    """`config` with options replaced by dotted name, such as {"cache.page_size": 32}. ConfigError for an unknown name."""
+    known = [path for path, _ in options(config)]
+    for path, value in overrides.items():
+        if path not in known:
+            near = difflib.get_close_matches(path, known, n=1, cutoff=0.3)
+            raise ConfigError(f"config.{path}: no such option; did you mean config.{near[0] if near else known[0]}?")
+        config = _replaced(config, path.split("."), value)
+    return config
+
+
+def _replaced(node: Any, names: list[str], value: Any) -> Any:
+    name, *rest = names
+    return dataclasses.replace(node, **{name: _replaced(getattr(node, name), rest, value) if rest else value})

@@ -1,0 +1,21 @@
+"""The device side: compiled programs over one `EngineState`, padding to their shapes, the decode loop."""
+
+from pagedjax.runner.buckets import Buckets, make_buckets
+from pagedjax.runner.decode import Trap
+from pagedjax.runner.runner import LaneResult, NewRow, Runner, Settlement, cache_folder, enable_compilation_cache
+from pagedjax.runner.state import EngineState, Rows, RowStatus
+
+__all__ = [
+    "Buckets",
+    "EngineState",
+    "LaneResult",
+    "NewRow",
+    "RowStatus",
+    "Rows",
+    "Runner",
+    "Settlement",
+    "Trap",
+    "cache_folder",
+    "enable_compilation_cache",
+    "make_buckets",
+]

@@ -1,0 +1,63 @@
+"""The edge: what the model and the pool say about a request before it is queued."""
+
+from __future__ import annotations
+
+from pagedjax.engine.group import Continuation, RequestGroup
+from pagedjax.engine.stops import TextStream
+from pagedjax.errors import InvalidRequestError
+from pagedjax.sampling import row_values
+from pagedjax.scheduler import Sequence
+from pagedjax.types import Request
+from pagedjax.weights import LoadedModel
+
+
+def check_prompt(prompt_ids: tuple[int, ...], *, vocab_size: int, max_model_len: int) -> None:
+    """Raises InvalidRequestError for an empty prompt, one without room for a token after it, or an unknown id.
+
+    JAX clamps a gather out of range without a word, so a bad id must not get past here.
+    """
+    if not prompt_ids:
+        raise InvalidRequestError("prompt", "is empty; at least one token is needed")
+    if len(prompt_ids) >= max_model_len:
+        raise InvalidRequestError(
+            "prompt",
+            f"has {len(prompt_ids)} tokens; with at least one to generate, at most {max_model_len - 1} fit (the longest "
+            f"sequence is {max_model_len} tokens)",
+        )
+    for token in prompt_ids:
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise InvalidRequestError("prompt", f"token ids are integers, got {token!r}")
+        if not 0 <= token < vocab_size:
+            raise InvalidRequestError("prompt", f"token id {token} is not in the vocabulary of {vocab_size} tokens")
+
+
+def make_group(
+    request: Request, loaded: LoadedModel, *, max_model_len: int, rank: int, namespace: int, seed: int
+) -> RequestGroup:
+    """Check a request against the model and set up its n sequences, with ranks rank, rank + 1, ...
+
+    A request whose max_tokens go past the longest sequence ends there, with finish reason `length`.
+    """
+    vocab_size, sampling = loaded.spec.vocab_size, request.sampling
+    check_prompt(request.prompt_ids, vocab_size=vocab_size, max_model_len=max_model_len)
+    if loaded.tokenizer is None and sampling.detokenize:
+        raise InvalidRequestError("detokenize", "the model has no tokenizer; only token ids can be had")
+    longest = max_model_len - len(request.prompt_ids)
+    max_new = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
+    if sampling.min_tokens > max_new:
+        raise InvalidRequestError("min_tokens", f"only {max_new} tokens fit after this prompt, got {sampling.min_tokens}")
+    continuations = []
+    for index in range(sampling.n):
+        sequence = Sequence.start(
+            request, index=index, rank=rank + index, max_total=len(request.prompt_ids) + max_new, namespace=namespace
+        )
+        values = row_values(
+            sampling,
+            vocab_size=vocab_size,
+            eos_token_ids=loaded.eos_token_ids,
+            seed=seed,
+            sample_index=index,
+        )
+        text = TextStream(loaded.tokenizer, sampling, request.prompt_ids) if sampling.detokenize else None
+        continuations.append(Continuation(sequence, values, text))
+    return RequestGroup(request, continuations)

@@ -1,0 +1,73 @@
+"""From a configuration to an engine."""
+
+from __future__ import annotations
+
+import logging
+import secrets
+
+import jax
+from flax import nnx
+
+from pagedjax.config import Config
+from pagedjax.engine.engine import Engine
+from pagedjax.runner import Runner, enable_compilation_cache, make_buckets, sizing
+from pagedjax.weights import LoadedModel, load_model
+
+logger = logging.getLogger("pagedjax")
+
+
+def build_engine(
+    config: Config, *, loaded: LoadedModel | None = None, interactive: bool = False, progress: bool = True
+) -> Engine:
+    """Load the model, lay out the pages, compile.
+
+    Args:
+      config: everything there is to choose.
+      loaded: a model that is loaded already; else `config.model.path` is.
+      interactive: for a server, see `Engine`.
+      progress: show bars.
+
+    Raises:
+      ConfigError, ModelLoadError: with what to do about it.
+    """
+    enable_compilation_cache(config.runner.compilation_cache)
+    if loaded is None:
+        loaded = load_model(config.model.path, sizing.model_dtype(config))
+    return from_loaded(loaded, config, interactive=interactive, progress=progress)
+
+
+def from_loaded(
+    loaded: LoadedModel, config: Config, *, interactive: bool = False, progress: bool = True, hash_bits: int = 32
+) -> Engine:
+    """An engine around a model in memory. `hash_bits` is for tests: a short prefix hash forces collisions."""
+    weight_bytes = sum(x.nbytes for x in jax.tree.leaves(nnx.state(loaded.model)))
+    longest = sizing.max_model_len(config, loaded.spec)
+    num_pages = sizing.num_pages(config, loaded.spec, weight_bytes, longest)
+    runner = Runner(
+        loaded.model,
+        loaded.spec,
+        num_pages=num_pages,
+        page_size=config.cache.page_size,
+        max_rows=config.scheduler.max_num_seqs,
+        max_len=longest,
+        cache_dtype=sizing.cache_dtype(config),
+        buckets=make_buckets(config.runner, config.scheduler),
+        buffer_steps=config.runner.max_steps,
+        backend=config.runner.attention_backend,
+        secret=(secrets.randbits(32), secrets.randbits(32)),
+        hash_bits=hash_bits,
+    )
+    memory = {name: f"{size / 2**20:.0f} MiB" for name, size in runner.memory().items()}
+    logger.info(
+        "%s: %d pages of %d tokens (%s), weights %s, longest sequence %d tokens",
+        loaded.name,
+        runner.num_usable_pages,
+        runner.page_size,
+        memory["kv_pages"],
+        memory["weights"],
+        runner.max_len,
+    )
+    engine = Engine(loaded, config, runner, interactive=interactive)
+    if config.runner.warm_up:
+        engine.warm_up(progress=progress)
+    return engine

@@ -1,0 +1,349 @@
+"""The engine: takes requests, runs steps, handles the traps that the device loop comes back with.
+
+It is to the decode loop what a kernel's trap handler is to a process: it admits, feeds chunks, looks at what was
+generated, gives pages back, preempts where they run out, and re-enters. Synchronous and single-threaded.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence as Seq
+
+import numpy as np
+
+from pagedjax.config import Config
+from pagedjax.engine.admission import make_group
+from pagedjax.engine.group import Continuation, RequestGroup
+from pagedjax.engine.stats import Counters, EngineStats
+from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
+from pagedjax.policy import first_come
+from pagedjax.runner import LaneResult, NewRow, RowStatus, Runner, Settlement, Trap
+from pagedjax.sampling import uses_counts
+from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
+from pagedjax.types import FinishReason, Request, RequestOutput
+from pagedjax.weights import LoadedModel
+
+ADMIT_AT_ONCE = 8
+
+
+class Engine:
+    """Continuous batching over pages.
+
+    Args:
+      loaded: model, tokenizer and their facts.
+      config: see `pagedjax.config`.
+      runner: the device side; `pagedjax.engine.build.build_engine` makes one from a configuration.
+      interactive: keep dispatches short, since requests may arrive or go at any time (a server).
+    """
+
+    def __init__(self, loaded: LoadedModel, config: Config, runner: Runner, *, interactive: bool = False) -> None:
+        self.loaded, self.config, self.runner, self.interactive = loaded, config, runner, interactive
+        self.tokenizer = loaded.tokenizer
+        self.model_name = config.model.served_name or loaded.name
+        self.max_model_len = runner.max_len
+        self.vocab_size = loaded.spec.vocab_size
+        self.num_usable_pages = runner.num_usable_pages
+        self.counters = Counters()
+        self._scheduler = Scheduler(
+            config.scheduler,
+            page_size=runner.page_size,
+            policy=first_come,
+            prefix_caching=config.cache.prefix_caching,
+        )
+        self._groups: dict[str, RequestGroup] = {}
+        self._continuations: dict[Sequence, Continuation] = {}
+        self._namespaces: dict[str, int] = {}
+        self._rank = 0
+        self._seeds = np.random.default_rng(config.seed or secrets.randbits(64))
+        self._warm_compilations = runner.compilations.count
+        self._steps_since_check = 0
+
+    # Requests
+
+    def add_request(self, request: Request) -> None:
+        """Queue a request.
+
+        Raises:
+          InvalidRequestError: it cannot be served as it stands, or never could with this pool.
+          QueueFullError: too many wait.
+        """
+        if request.request_id in self._groups:
+            raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
+        if len(self._scheduler.waiting) >= self.config.scheduler.max_waiting:
+            raise QueueFullError(f"{self.config.scheduler.max_waiting} requests wait already; try again later")
+        group = make_group(
+            request,
+            self.loaded,
+            max_model_len=self.max_model_len,
+            rank=self._rank,
+            namespace=self._namespaces.setdefault(request.cache_salt, len(self._namespaces)),
+            seed=int(self._seeds.integers(2**63)),
+        )
+        self._rank += request.sampling.n
+        self._groups[request.request_id] = group
+        for continuation in group.continuations:
+            self._continuations[continuation.sequence] = continuation
+            self._scheduler.add(continuation.sequence)
+        self.counters.prompt_tokens += len(request.prompt_ids)
+
+    def abort(self, request_id: str) -> None:
+        """End a request now and give its pages back. Unknown ids (it just finished) are fine."""
+        group = self._groups.get(request_id)
+        if group is None:
+            return
+        ended = [c for c in group.continuations if c.finish_reason is None]
+        for continuation in ended:
+            continuation.finish_reason = FinishReason.ABORT
+        self._settle_ended(ended)
+        self._forget(group)
+
+    def has_unfinished(self) -> bool:
+        return bool(self._groups)
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests in flight."""
+        return list(self._groups)
+
+    @property
+    def num_waiting(self) -> int:
+        """Sequences without a row."""
+        return len(self._scheduler.waiting)
+
+    # One turn
+
+    def step(self) -> list[RequestOutput]:
+        """Admit, run one dispatch, and report what is new of each request (deltas)."""
+        self._admit()
+        plan = self._scheduler.plan()
+        if plan is not None:
+            self.counters.dispatches += 1
+            if plan.is_decode:
+                self._decode(plan)
+            else:
+                self._mixed(plan)
+            self._debug_check()
+        outputs = [out for group in self._groups.values() if (out := group.drain()) is not None]
+        for out in outputs:
+            if out.finished:
+                self._forget(self._groups[out.request_id])
+        return outputs
+
+    def _admit(self) -> None:
+        """Give rows to waiting sequences: match their prefixes, keep those for which there is room."""
+        while chosen := self._scheduler.candidates(self.runner.num_unowned, ADMIT_AT_ONCE):
+            hits = self.runner.admit([self._new_row(sequence, row) for sequence, row in chosen])
+            refused: list[Settlement] = []
+            for (sequence, row), hit in zip(chosen, hits, strict=True):
+                if not refused and self._scheduler.accept(sequence, row, hit, self.runner.num_unowned):
+                    self._note_hit(sequence, hit)
+                else:
+                    refused.append(Settlement(row, length=0, namespace=0, release=True))
+            if refused:
+                self.runner.settle(refused)
+                return
+
+    def _new_row(self, sequence: Sequence, row: int) -> NewRow:
+        caching = self.config.cache.prefix_caching
+        return NewRow(
+            row=row,
+            token_ids=sequence.known_ids,
+            prompt_len=sequence.prompt_len,
+            max_tokens=sequence.max_total,
+            match_tokens=sequence.match_tokens if caching else 1,
+            namespace=sequence.namespace,
+            sampling=self._continuations[sequence].sampling,
+            uses_counts=uses_counts(sequence.request.sampling),
+        )
+
+    def _note_hit(self, sequence: Sequence, hit: int) -> None:
+        self.counters.prefix_queries += sequence.num_tokens
+        self.counters.prefix_hits += hit
+        if sequence.num_preemptions == 0:
+            self.counters.cached_prompt_tokens += hit
+            if sequence.index == 0:
+                self._groups[sequence.request.request_id].num_cached_tokens = hit
+
+    # Dispatches
+
+    def _mixed(self, plan: Plan) -> None:
+        """One step of chunks and decodes; preempts first where its pages are not there."""
+        lanes = list(plan.lanes)
+        while self._scheduler.pages_needed(lanes) > self.runner.num_unowned:
+            victim = self._preempt()
+            lanes = [(s, q) for s, q in lanes if s is not victim]
+        if not lanes:
+            return
+        results, hidden = self.runner.mixed([(s.row, q) for s, q in lanes])
+        self.counters.steps += 1
+        self._score_prompts(lanes, hidden)
+        for (sequence, q_len), result in zip(lanes, results, strict=True):
+            if result.ok:
+                sequence.num_computed += q_len
+                self._take(sequence, result)
+        self._after_dispatch([s for s, _ in lanes])
+        if not all(result.ok for result in results):
+            self._preempt()
+
+    def _decode(self, plan: Plan) -> None:
+        """Decode on the device until a trap, and handle it."""
+        sequences = [s for s, _ in plan.lanes]
+        trap, results = self.runner.decode(
+            [s.row for s in sequences],
+            [self._budget(s) for s in sequences],
+            max_steps=self._max_steps(len(sequences)),
+            leave_on_finish=bool(self._scheduler.waiting),
+        )
+        self.counters.steps += max(len(result.samples.tokens) for result in results)
+        for sequence, result in zip(sequences, results, strict=True):
+            sequence.num_computed += len(result.samples.tokens)
+            self._take(sequence, result)
+        self._after_dispatch(sequences)
+        # Ending sequences may have given back what the fault was about; the next step finds out.
+        if trap is Trap.FAULT and not self._has_room():
+            self._preempt()
+
+    def _budget(self, sequence: Sequence) -> int:
+        limit = self.config.runner.stop_string_budget if sequence.request.sampling.stop else self.runner.buffer_steps
+        return min(limit, self.runner.buffer_steps)
+
+    def _max_steps(self, num_rows: int) -> int:
+        if self.interactive:
+            return self.runner.steps_within(num_rows, self.config.runner.slice_ms / 1e3)
+        return self.runner.buffer_steps
+
+    def _has_room(self) -> bool:
+        lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
+        return self._scheduler.pages_needed(lanes) <= self.runner.num_unowned
+
+    def _preempt(self) -> Sequence:
+        """Take the row of the last in policy order; what it computed stays in the prefix cache until the pages are needed."""
+        victim = self._scheduler.victim()
+        self.runner.settle([self._settlement(victim)])
+        self._scheduler.preempt(victim)
+        self.counters.preemptions += 1
+        return victim
+
+    # After a dispatch
+
+    def _take(self, sequence: Sequence, result: LaneResult) -> None:
+        """Append a lane's new tokens to its sequence and its text; decide whether it ended."""
+        ids = result.samples.tokens.tolist()
+        continuation = self._continuations[sequence]
+        if ids:
+            before = sequence.num_tokens
+            sequence.append(ids)
+            kept, stop_reason = self._extend_text(continuation, ids, result.status)
+            if stop_reason is not None:
+                ids = ids[:kept]
+                sequence.cut(before + kept)
+                continuation.finish_reason, continuation.stop_reason = FinishReason.STOP, stop_reason
+            elif result.status is RowStatus.STOPPED:
+                continuation.finish_reason = FinishReason.STOP
+                if ids[-1] in sequence.request.sampling.stop_token_ids:
+                    continuation.stop_reason = ids[-1]
+            elif result.status is RowStatus.FULL:
+                continuation.finish_reason = FinishReason.LENGTH
+            continuation.take(ids, result.samples)
+            self.counters.generation_tokens += len(ids)
+            if continuation.finish_reason is not None and continuation.text is not None and stop_reason is None:
+                continuation.new_text += continuation.text.finish()
+        sequence.update_phase()
+
+    def _extend_text(
+        self, continuation: Continuation, ids: list[int], status: RowStatus
+    ) -> tuple[int, str | int | None]:
+        """(tokens kept, stop reason): a stop string in the text cuts what came after it."""
+        if continuation.text is None:
+            return len(ids), None
+        sampling = continuation.sequence.request.sampling
+        # The id that ended the sequence is reported, but is no part of its text.
+        hides_last = status is RowStatus.STOPPED and not sampling.include_stop_str_in_output
+        delta = continuation.text.append(ids[:-1] if hides_last else ids)
+        continuation.new_text += delta.text
+        return delta.num_tokens_kept, delta.stop_reason
+
+    def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
+        """Publish prompts that are complete now, and let go of what ended."""
+        ended, publish = [], []
+        for sequence in sequences:
+            continuation = self._continuations[sequence]
+            if continuation.finish_reason is not None:
+                ended.append(continuation)
+            elif sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
+                publish.append(sequence)
+        if publish and self.config.cache.prefix_caching:
+            self.runner.settle([self._settlement(s, release=False) for s in publish])
+        for sequence in publish:
+            sequence.num_published = self._full_pages(sequence.num_computed)
+        self._settle_ended(ended)
+
+    def _full_pages(self, num_tokens: int) -> int:
+        """Tokens in the full pages of num_tokens."""
+        return num_tokens // self.runner.page_size * self.runner.page_size
+
+    def _settle_ended(self, ended: list[Continuation]) -> None:
+        """Publish and release the rows of ended sequences, and drop them from the queues."""
+        rows = [self._settlement(c.sequence) for c in ended if c.sequence.row is not None]
+        if rows:
+            self.runner.settle(rows)
+        for continuation in ended:
+            sequence = continuation.sequence
+            self._scheduler.remove(sequence)
+            sequence.phase, sequence.row = Phase.ENDED, None
+            assert continuation.finish_reason is not None
+            self.counters.finished[continuation.finish_reason] += 1
+
+    def _settlement(self, sequence: Sequence, *, release: bool = True) -> Settlement:
+        assert sequence.row is not None
+        length = sequence.num_computed if self.config.cache.prefix_caching else 0
+        return Settlement(sequence.row, length=length, namespace=sequence.namespace, release=release)
+
+    def _score_prompts(self, lanes: list[tuple[Sequence, int]], hidden: object) -> None:
+        """Log-probabilities of prompt tokens in this step's chunks, for requests that want them."""
+        offset = 0
+        for sequence, q_len in lanes:
+            group = self._groups[sequence.request.request_id]
+            start, length = sequence.num_computed, sequence.prompt_len
+            if sequence.index == 0 and group.request.sampling.prompt_logprobs is not None and start < length:
+                following = sequence.token_ids[start + 1 : min(start + q_len + 1, length)]
+                next_ids = np.concatenate([np.zeros(offset, np.int32), following])
+                out = self.runner.score(hidden, next_ids)
+                out = type(out)(*(field[offset:] for field in out))
+                group.take_prompt_logprobs(start, out, following)
+            offset += q_len
+
+    def _forget(self, group: RequestGroup) -> None:
+        for continuation in group.continuations:
+            del self._continuations[continuation.sequence]
+        del self._groups[group.request.request_id]
+
+    def _debug_check(self) -> None:
+        """Look at the page invariants every `runner.check_every` dispatches."""
+        every = self.config.runner.check_every
+        self._steps_since_check += 1
+        if every and self._steps_since_check >= every:
+            self._steps_since_check = 0
+            broken = self.runner.check()
+            if broken:
+                raise PagedJaxError("page invariants broken: " + "; ".join(broken))
+
+    # What is going on
+
+    def stats(self) -> EngineStats:
+        """Numbers for people and for /metrics. Costs a small dispatch."""
+        return EngineStats.collect(
+            self.counters,
+            self.runner,
+            num_running=len(self._scheduler.running),
+            num_waiting=len(self._scheduler.waiting),
+            compilations=self.runner.compilations.count - self._warm_compilations,
+        )
+
+    def warm_up(self, *, progress: bool = True) -> None:
+        """Compile every program; compilations are counted from here on."""
+        started = time.perf_counter()
+        self.runner.programs.warm_up(progress=progress)
+        self.counters.warm_up_seconds = time.perf_counter() - started
+        self._warm_compilations = self.runner.compilations.count

@@ -1,0 +1,168 @@
+"""`LLM`: offline generation."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from tqdm import tqdm
+
+from pagedjax.config import Config, with_overrides
+from pagedjax.engine.build import build_engine
+from pagedjax.engine.engine import Engine
+from pagedjax.errors import InvalidRequestError
+from pagedjax.types import CompletionOutput, Request, RequestOutput, SamplingParams
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+
+
+class LLM:
+    """A model in memory, ready to continue prompts.
+
+    Args:
+      model: what `config.model.path` takes: 'default', a directory, a .gguf file, a Hugging Face id.
+      config: a whole configuration, instead of the defaults.
+      engine: an engine that exists already; then nothing else is used.
+      progress: show progress bars.
+      **overrides: single options under their dotted names with `__` for the dot, such as `cache__page_size=32`.
+
+    Example:
+      llm = LLM()
+      print(llm.generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
+    """
+
+    def __init__(
+        self,
+        model: str | None = None,
+        *,
+        config: Config | None = None,
+        engine: Engine | None = None,
+        progress: bool = True,
+        **overrides: Any,
+    ) -> None:
+        self._progress = progress
+        if engine is None:
+            config = with_overrides(config or Config(), {name.replace("__", "."): v for name, v in overrides.items()})
+            if model is not None:
+                config = dataclasses.replace(config, model=dataclasses.replace(config.model, path=model))
+            engine = build_engine(config, progress=progress)
+        self.engine = engine
+        self._next_id = 0
+
+    @property
+    def tokenizer(self) -> Any:
+        return self.engine.tokenizer
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Continue prompts; results come in their order.
+
+        Args:
+          prompts: a text, a list of token ids, or a list of either.
+          sampling_params: one for all, or one a prompt. None: the defaults of SamplingParams.
+          cache_salt: prefix-cache namespace.
+          progress: overrides the constructor's.
+
+        Raises:
+          InvalidRequestError: before anything is generated, if any prompt or parameter cannot be served.
+        """
+        return self._run([self._encode(p) for p in _as_list(prompts)], sampling_params, cache_salt, progress)
+
+    def chat(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        cache_salt: str = "",
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """Answer one conversation (a list of {"role", "content"}) or a list of them, through the model's chat template."""
+        many = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        encoded = [(None, tuple(self.engine.loaded.encode_chat(list(m)))) for m in many]
+        return self._run(encoded, sampling_params, cache_salt, progress)
+
+    def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
+        if isinstance(prompt, str):
+            return prompt, tuple(self.engine.loaded.encode(prompt))
+        return None, tuple(prompt)
+
+    def _run(
+        self,
+        prompts: list[tuple[str | None, tuple[int, ...]]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        cache_salt: str,
+        progress: bool | None,
+    ) -> list[RequestOutput]:
+        if sampling_params is None or isinstance(sampling_params, SamplingParams):
+            sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if len(sampling_params) != len(prompts):
+            raise InvalidRequestError(
+                "sampling_params", f"one for all or one a prompt: {len(prompts)} prompts, got {len(sampling_params)}"
+            )
+        requests = []
+        for (text, ids), sampling in zip(prompts, sampling_params, strict=True):
+            requests.append(
+                Request(f"llm-{self._next_id}", ids, sampling, cache_salt=cache_salt, prompt=text)
+            )
+            self._next_id += 1
+        return self._serve(requests, self._progress if progress is None else progress)
+
+    def _serve(self, requests: list[Request], progress: bool) -> list[RequestOutput]:
+        done: dict[str, RequestOutput] = {}
+        pending = list(reversed(requests))
+        added: list[str] = []
+        room = self.engine.config.scheduler.max_waiting
+        bar = tqdm(total=len(requests), desc="Generating", unit="request", disable=not progress)
+        try:
+            while pending or self.engine.has_unfinished():
+                while pending and self.engine.num_waiting + pending[-1].sampling.n <= max(room, pending[-1].sampling.n):
+                    self.engine.add_request(pending[-1])
+                    added.append(pending.pop().request_id)
+                for delta in self.engine.step():
+                    whole = done[delta.request_id] = merge(done.get(delta.request_id), delta)
+                    bar.update(int(whole.finished))
+        except BaseException:
+            for request_id in added:
+                self.engine.abort(request_id)
+            raise
+        finally:
+            bar.close()
+        return [done[r.request_id] for r in requests]
+
+
+def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
+    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+        return [prompts]  # type: ignore[list-item]
+    return list(prompts)  # type: ignore[arg-type]
+
+
+def merge(whole: RequestOutput | None, delta: RequestOutput) -> RequestOutput:
+    """`whole` with a delta added to it; a new object where whole is None."""
+    if whole is None:
+        whole = dataclasses.replace(delta, outputs=[])
+    index = {out.index: out for out in whole.outputs}
+    for out in delta.outputs:
+        if out.index not in index:
+            whole.outputs.append(dataclasses.replace(out, token_ids=list(out.token_ids)))
+        else:
+            _extend(index[out.index], out)
+    whole.outputs.sort(key=lambda out: out.index)
+    whole.finished, whole.num_generated_tokens = delta.finished, delta.num_generated_tokens
+    whole.num_cached_tokens, whole.prompt_logprobs = delta.num_cached_tokens, delta.prompt_logprobs
+    return whole
+
+
+def _extend(whole: CompletionOutput, delta: CompletionOutput) -> None:
+    whole.text += delta.text
+    whole.token_ids = whole.token_ids + delta.token_ids
+    if delta.logprobs is not None:
+        whole.logprobs = (whole.logprobs or []) + delta.logprobs
+    whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason

@@ -1,0 +1,97 @@
+"""The beginning and the end of a row: admit (match + fill in), settle (publish, release), prompt log-probabilities."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import nnx, struct
+from jax import lax
+
+from pagedjax.pages import match, publish, remap
+from pagedjax.runner.state import EngineState, RowStatus
+from pagedjax.runner.step import Params
+from pagedjax.sampling import LogprobsOutput, RowSampling, prompt_logprobs, reset_counts, set_rows
+
+
+@struct.dataclass
+class Admission:
+    """Sequences to be given rows, C at a time. Padded entries have row R."""
+
+    rows: jax.Array  # i32[C] empty rows
+    token_ids: jax.Array  # i32[C, M] what is known: the prompt, and what a preempted sequence had generated
+    num_tokens: jax.Array  # i32[C]
+    prompt_lens: jax.Array  # i32[C]
+    max_tokens: jax.Array  # i32[C] total length
+    match_tokens: jax.Array  # i32[C] tokens the prefix cache may serve; 1 turns it off
+    namespaces: jax.Array  # i32[C]
+    sampling: RowSampling  # each field [C, ...]
+    uses_counts: jax.Array  # bool[C] the row's penalties need token_counts
+
+
+def admit(state: EngineState, new: Admission) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:
+    """Fill in rows for new sequences and map the pages that the prefix cache has for them.
+
+    Returns:
+      state (donated), (hits i32[C] tokens found, num_unowned i32).
+    """
+    rows, page_size = state.rows, state.pages.tokens.shape[1]
+    pages, matched = match(state.pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
+    hits = matched * page_size
+
+    def put(values: jax.Array, update: jax.Array) -> jax.Array:
+        return values.at[new.rows].set(update, mode="drop")
+
+    counted = jnp.where(new.uses_counts, new.rows, rows.max_rows)
+    rows = rows.replace(
+        token_ids=put(rows.token_ids, new.token_ids),
+        num_tokens=put(rows.num_tokens, new.num_tokens),
+        num_computed=put(rows.num_computed, hits),
+        prompt_lens=put(rows.prompt_lens, new.prompt_lens),
+        max_tokens=put(rows.max_tokens, new.max_tokens),
+        status=put(rows.status, jnp.full_like(new.rows, RowStatus.RUNNING)),
+        sampling=set_rows(rows.sampling, new.rows, new.sampling),
+        token_counts=reset_counts(rows.token_counts, counted, new.token_ids, new.prompt_lens, new.num_tokens),
+    )
+    return state.replace(pages=pages, rows=rows), (hits, pages.num_unowned)
+
+
+def settle(
+    state: EngineState, rows: jax.Array, lengths: jax.Array, namespaces: jax.Array, release: jax.Array
+) -> tuple[EngineState, jax.Array]:
+    """Publish the full pages of the rows' first `lengths` tokens, then empty the rows in `release`.
+
+    Args:
+      rows: i32[C], padded with R.
+      lengths: i32[C] tokens whose keys and values are final; 0 publishes nothing.
+      release: bool[C].
+
+    Returns:
+      state (donated), num_unowned i32.
+    """
+    R = state.rows.max_rows
+    tokens = state.rows.token_ids.at[rows].get(mode="fill", fill_value=0)
+    pages, _ = publish(state.pages, rows, tokens, lengths, namespaces)
+    gone = jnp.where(release, rows, R)
+    pages, _ = remap(pages, gone, jnp.full_like(rows, R))
+    status = state.rows.status.at[gone].set(RowStatus.EMPTY, mode="drop")
+    return state.replace(pages=pages, rows=state.rows.replace(status=status)), pages.num_unowned
+
+
+def score_prompt(
+    graph: nnx.GraphDef, params: Params, hidden: jax.Array, next_ids: jax.Array, *, tile: int = 32
+) -> LogprobsOutput:
+    """Log-probabilities of known next tokens, a tile of positions at a time so that [T, V] logits never exist.
+
+    Args:
+      hidden: [T, d] of a mixed step.
+      next_ids: i32[T] the token that follows each position.
+    """
+    model = nnx.merge(graph, params)
+    T = hidden.shape[0]
+    tile = min(tile, T)
+    tiles = -(-T // tile)
+    pad = tiles * tile - T
+    hidden = jnp.pad(hidden, ((0, pad), (0, 0))).reshape(tiles, tile, -1)
+    next_ids = jnp.pad(next_ids, (0, pad)).reshape(tiles, tile)
+    out = lax.map(lambda xs: prompt_logprobs(model.logits(xs[0]), xs[1]), (hidden, next_ids))
+    return jax.tree.map(lambda x: x.reshape(tiles * tile, *x.shape[2:])[:T], out)

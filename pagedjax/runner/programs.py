@@ -1,0 +1,131 @@
+"""Every program the engine runs, compiled ahead of time, once a shape."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from tqdm import tqdm
+
+from pagedjax.models import ModelSpec
+from pagedjax.pages import stats
+from pagedjax.runner.buckets import Buckets
+from pagedjax.runner.decode import decode_loop
+from pagedjax.runner.lifecycle import Admission, admit, score_prompt, settle
+from pagedjax.runner.state import EngineState
+from pagedjax.runner.step import Params, mixed_step
+from pagedjax.sampling import init_row_sampling
+
+ADMIT_WIDTH = 8
+"""Sequences admitted or settled in one dispatch."""
+
+Key = tuple[str, *tuple[int, ...]]
+
+
+def _like(tree: Any) -> Any:
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), tree)
+
+
+def _ints(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+class Programs:
+    """Compiled programs by (name, static sizes). Compiles at `warm_up`, or at first use.
+
+    Args:
+      graph, params: the model, split by `nnx.split`.
+      state: an EngineState of the right shapes.
+      buckets: sizes to compile for.
+      buffer_steps: most decode steps of one dispatch.
+      backend: attention backend.
+    """
+
+    def __init__(
+        self,
+        graph: nnx.GraphDef,
+        params: Params,
+        state: EngineState,
+        spec: ModelSpec,
+        *,
+        buckets: Buckets,
+        buffer_steps: int,
+        backend: str,
+        score_prompts: bool = True,
+    ) -> None:
+        self._graph, self._backend, self._buffer_steps = graph, backend, buffer_steps
+        self._params, self._state = _like(params), _like(state)
+        self._spec, self._dtype = spec, jax.tree.leaves(params)[0].dtype
+        self._buckets = buckets
+        self._score_prompts = score_prompts
+        self._compiled: dict[Key, Callable] = {}
+
+    def keys(self) -> list[Key]:
+        """All programs that serving can need."""
+        keys: list[Key] = [("admit",), ("settle",), ("stats",)]
+        keys += [("decode", b) for b in self._buckets.lanes]
+        keys += [("mixed", t, b) for t, b in self._buckets.tokens]
+        if self._score_prompts:
+            keys += [("score", t) for t in sorted({t for t, _ in self._buckets.tokens})]
+        return keys
+
+    def warm_up(self, *, progress: bool = True) -> None:
+        """Compile everything, behind a progress bar."""
+        todo: Iterable[Key] = [key for key in self.keys() if key not in self._compiled]
+        bar = tqdm(todo, desc="Compiling", unit="program", disable=not progress, leave=True)
+        for key in bar:
+            bar.set_postfix_str(" ".join(map(str, key)))
+            self.get(*key)
+
+    def get(self, name: str, *sizes: int) -> Callable:
+        """The compiled program; takes the arguments of the function of that name less its static ones and `graph`."""
+        key = (name, *sizes)
+        if key not in self._compiled:
+            self._compiled[key] = getattr(self, f"_compile_{name}")(*sizes)
+        return self._compiled[key]
+
+    def _compile_admit(self) -> Callable:
+        C, M = ADMIT_WIDTH, self._state.rows.token_ids.shape[1]
+        vocab = self._spec.vocab_size
+        new = Admission(
+            rows=_ints(C),
+            token_ids=_ints(C, M),
+            num_tokens=_ints(C),
+            prompt_lens=_ints(C),
+            max_tokens=_ints(C),
+            match_tokens=_ints(C),
+            namespaces=_ints(C),
+            sampling=_like(jax.eval_shape(lambda: init_row_sampling(C, vocab))),
+            uses_counts=jax.ShapeDtypeStruct((C,), jnp.bool_),
+        )
+        return jax.jit(admit, donate_argnums=0).lower(self._state, new).compile()
+
+    def _compile_settle(self) -> Callable:
+        C = ADMIT_WIDTH
+        release = jax.ShapeDtypeStruct((C,), jnp.bool_)
+        return jax.jit(settle, donate_argnums=0).lower(self._state, _ints(C), _ints(C), _ints(C), release).compile()
+
+    def _compile_stats(self) -> Callable:
+        return jax.jit(stats).lower(self._state.pages).compile()
+
+    def _compile_decode(self, num_lanes: int) -> Callable:
+        fn = functools.partial(decode_loop, self._graph, buffer_steps=self._buffer_steps, backend=self._backend)
+        leave = jax.ShapeDtypeStruct((), jnp.bool_)
+        lowered = jax.jit(fn, donate_argnums=1).lower(
+            self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), leave
+        )
+        return lowered.compile()
+
+    def _compile_mixed(self, num_tokens: int, num_lanes: int) -> Callable:
+        fn = functools.partial(mixed_step, self._graph, num_tokens=num_tokens, backend=self._backend)
+        lowered = jax.jit(fn, donate_argnums=1).lower(self._params, self._state, _ints(num_lanes), _ints(num_lanes))
+        return lowered.compile()
+
+    def _compile_score(self, num_tokens: int) -> Callable:
+        hidden = jax.ShapeDtypeStruct((num_tokens, self._spec.hidden_size), self._dtype)
+        fn = functools.partial(score_prompt, self._graph)
+        return jax.jit(fn).lower(self._params, hidden, _ints(num_tokens)).compile()

@@ -1,0 +1,273 @@
+"""Holds the device state and runs programs on it. The only place that pads host lists to compiled shapes."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+
+from pagedjax.models import ModelSpec
+from pagedjax.pages import PageStats, check
+from pagedjax.runner.buckets import Buckets
+from pagedjax.runner.compile_counter import CompileCounter
+from pagedjax.runner.decode import Trap
+from pagedjax.runner.lifecycle import Admission
+from pagedjax.runner.programs import ADMIT_WIDTH, Programs
+from pagedjax.runner.state import RowStatus, init_state
+from pagedjax.sampling import LogprobsOutput, RowSampling, SampleOutput, stack_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class NewRow:
+    """A sequence that gets row `row`."""
+
+    row: int
+    token_ids: Sequence[int]
+    prompt_len: int
+    max_tokens: int
+    match_tokens: int
+    namespace: int
+    sampling: RowSampling
+    uses_counts: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class Settlement:
+    """What becomes of a row: publish the pages of its first `length` tokens (0: none), release it or keep it."""
+
+    row: int
+    length: int
+    namespace: int
+    release: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class LaneResult:
+    """What one lane got: new tokens, and what its row is now. `samples` has a leading axis over the tokens."""
+
+    row: int
+    status: RowStatus
+    ok: bool
+    samples: SampleOutput
+
+
+class Runner:
+    """The device side of an engine. Not thread-safe: one thread calls it.
+
+    Attributes:
+      num_unowned: pages that nobody owns (free or cached), as of the last dispatch.
+      max_len: longest sequence that a row holds.
+      compilations: counts programs compiled in this process from the runner's creation on.
+    """
+
+    def __init__(
+        self,
+        model: nnx.Module,
+        spec: ModelSpec,
+        *,
+        num_pages: int,
+        page_size: int,
+        max_rows: int,
+        max_len: int,
+        cache_dtype: jnp.dtype,
+        buckets: Buckets,
+        buffer_steps: int,
+        backend: str,
+        secret: tuple[int, int],
+        hash_bits: int = 32,
+    ) -> None:
+        self.compilations = CompileCounter().start()
+        self.page_size, self.num_usable_pages, self.max_rows = page_size, num_pages - 1, max_rows
+        self.max_len = min(max_len, self.num_usable_pages * page_size)
+        self.buckets, self.buffer_steps = buckets, buffer_steps
+        self._graph, self._params = nnx.split(model)
+        self._state = init_state(
+            spec,
+            num_pages=num_pages,
+            page_size=page_size,
+            max_rows=max_rows,
+            max_len=self.max_len,
+            cache_dtype=cache_dtype,
+            secret=secret,
+            hash_bits=hash_bits,
+        )
+        self.num_unowned = self.num_usable_pages
+        self.programs = Programs(
+            self._graph,
+            self._params,
+            self._state,
+            spec,
+            buckets=buckets,
+            buffer_steps=buffer_steps,
+            backend=backend,
+        )
+        self._step_seconds: dict[int, float] = {}
+
+    def admit(self, new: Sequence[NewRow]) -> list[int]:
+        """Fill in rows; returns, for each, the tokens that the prefix cache had."""
+        hits: list[int] = []
+        for i in range(0, len(new), ADMIT_WIDTH):
+            part = new[i : i + ADMIT_WIDTH]
+            self._state, out = self.programs.get("admit")(self._state, self._admission(part))
+            found, unowned = jax.device_get(out)
+            hits += [int(h) for h in found[: len(part)]]
+            self.num_unowned = int(unowned)
+        return hits
+
+    def _admission(self, new: Sequence[NewRow]) -> Admission:
+        C = ADMIT_WIDTH
+        token_ids = np.zeros((C, self.max_len), np.int32)
+        for i, row in enumerate(new):
+            token_ids[i, : len(row.token_ids)] = row.token_ids
+        return Admission(
+            rows=_padded([n.row for n in new], C, self.max_rows),
+            token_ids=token_ids,
+            num_tokens=_padded([len(n.token_ids) for n in new], C, 0),
+            prompt_lens=_padded([n.prompt_len for n in new], C, 0),
+            max_tokens=_padded([n.max_tokens for n in new], C, 0),
+            match_tokens=_padded([n.match_tokens for n in new], C, 0),
+            namespaces=_padded([n.namespace for n in new], C, 0),
+            sampling=stack_rows([n.sampling for n in new], C),
+            uses_counts=_padded([n.uses_counts for n in new], C, 0).astype(bool),
+        )
+
+    def settle(self, settlements: Sequence[Settlement]) -> None:
+        """Publish and release rows."""
+        C = ADMIT_WIDTH
+        for i in range(0, len(settlements), C):
+            part = settlements[i : i + C]
+            self._state, unowned = self.programs.get("settle")(
+                self._state,
+                _padded([s.row for s in part], C, self.max_rows),
+                _padded([s.length for s in part], C, 0),
+                _padded([s.namespace for s in part], C, 0),
+                _padded([s.release for s in part], C, 0).astype(bool),
+            )
+            self.num_unowned = int(unowned)
+
+    def mixed(self, lanes: Sequence[tuple[int, int]]) -> tuple[list[LaneResult], jax.Array]:
+        """One step over (row, number of tokens) lanes in arrival order, those that decode first.
+
+        Returns a result a lane, and the step's hidden states [T, d] for `score`.
+        """
+        total = sum(q for _, q in lanes)
+        T, B = self.buckets.for_tokens(total, len(lanes))
+        self._state, report, hidden = self.programs.get("mixed", T, B)(
+            self._params,
+            self._state,
+            _padded([row for row, _ in lanes], B, self.max_rows),
+            _padded([q for _, q in lanes], B, 0),
+        )
+        report = jax.device_get(report)
+        self.num_unowned = int(report.num_unowned)
+        results = [
+            LaneResult(
+                row=row,
+                status=RowStatus(int(report.status[i])),
+                ok=bool(report.ok[i]),
+                samples=_lane_samples(jax.tree.map(lambda x: x[None], report.samples), i, int(report.sampled[i])),
+            )
+            for i, (row, _) in enumerate(lanes)
+        ]
+        return results, hidden
+
+    def score(self, hidden: jax.Array, next_ids: Sequence[int]) -> LogprobsOutput:
+        """Log-probabilities (numpy) of the tokens that follow the first positions of `hidden`."""
+        T = hidden.shape[0]
+        out = self.programs.get("score", T)(self._params, hidden, _padded(next_ids, T, 0))
+        return jax.tree.map(lambda x: x[: len(next_ids)], jax.device_get(out))
+
+    def decode(
+        self, rows: Sequence[int], budgets: Sequence[int], *, max_steps: int, leave_on_finish: bool
+    ) -> tuple[Trap, list[LaneResult]]:
+        """Run rows (in arrival order) on the device until a trap."""
+        B = self.buckets.for_lanes(len(rows))
+        started = time.perf_counter()
+        self._state, report = self.programs.get("decode", B)(
+            self._params,
+            self._state,
+            _padded(rows, B, self.max_rows),
+            _padded(budgets, B, 0),
+            np.int32(min(max_steps, self.buffer_steps)),
+            np.bool_(leave_on_finish),
+        )
+        report = jax.device_get(report)
+        self._note_time(B, time.perf_counter() - started, int(report.num_steps))
+        self.num_unowned = int(report.num_unowned)
+        results = [
+            LaneResult(
+                row=row,
+                status=RowStatus(int(report.status[i])),
+                ok=True,
+                samples=_lane_samples(report.samples, i, int(report.appended[i])),
+            )
+            for i, row in enumerate(rows)
+        ]
+        return Trap(int(report.trap)), results
+
+    def _note_time(self, num_lanes: int, seconds: float, steps: int) -> None:
+        if steps:
+            last = self._step_seconds.get(num_lanes, seconds / steps)
+            self._step_seconds[num_lanes] = 0.7 * last + 0.3 * seconds / steps
+
+    def steps_within(self, num_rows: int, seconds: float) -> int:
+        """Decode steps that fit in `seconds`, by the measured time of earlier ones; 1 before any was measured."""
+        step = self._step_seconds.get(self.buckets.for_lanes(num_rows))
+        return 1 if not step else max(1, min(self.buffer_steps, int(seconds / step)))
+
+    def page_stats(self) -> PageStats:
+        """Pages by state, as Python integers."""
+        return jax.tree.map(int, jax.device_get(self.programs.get("stats")(self._state.pages)))
+
+    def check(self) -> list[str]:
+        """Broken page invariants; empty where all is well."""
+        return check(jax.device_get(self._state.pages))
+
+    def page_table(self) -> np.ndarray:
+        """i32[G, R, P] a copy of the page table, for people to look at."""
+        return np.asarray(jax.device_get(self._state.pages.table))
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of weights, KV pages and page metadata."""
+        size = lambda tree: sum(x.nbytes for x in jax.tree.leaves(tree))  # noqa: E731
+        return {
+            "weights": size(self._params),
+            "kv_pages": size(self._state.cache),
+            "metadata": size(self._state.pages) + size(self._state.rows),
+        }
+
+
+def _padded(values: Sequence[int], width: int, fill: int) -> np.ndarray:
+    out = np.full(width, fill, np.int32)
+    out[: len(values)] = values
+    return out
+
+
+def _lane_samples(samples: SampleOutput, lane: int, num: int) -> SampleOutput:
+    """The first `num` samples of one lane out of fields [K, B, ...]."""
+    return jax.tree.map(lambda x: x[:num, lane], samples)
+
+
+def enable_compilation_cache(folder: str) -> None:
+    """Keep compiled programs on disk, so that the next start does not compile them again. "auto": the user's cache folder."""
+    if not folder:
+        return
+    path = cache_folder() / "compiled" if folder == "auto" else Path(folder)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def cache_folder() -> Path:
+    """Where pagedjax keeps what can be made again: $PAGEDJAX_CACHE, or pagedjax in the user's cache folder."""
+    import os
+
+    if "PAGEDJAX_CACHE" in os.environ:
+        return Path(os.environ["PAGEDJAX_CACHE"])
+    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pagedjax"

@@ -1,0 +1,100 @@
+"""What to use where the configuration says "choose for me": precision, number of pages, longest sequence."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+
+from pagedjax.config import Config
+from pagedjax.errors import ConfigError
+from pagedjax.models import ModelSpec
+from pagedjax.pages.capacity import bytes_per_page
+
+GIB = 2**30
+MAX_CPU_POOL = 2 * GIB
+"""On a CPU the pool shares the memory of everything else that runs there."""
+FALLBACK_MEMORY = 8 * GIB
+DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16, "float16": jnp.float16, "int8": jnp.int8}
+
+
+def _on_cpu() -> bool:
+    return jax.default_backend() == "cpu"
+
+
+def _old_jax() -> bool:
+    """JAX 0.10 on a CPU converts a whole bfloat16 cache at every write."""
+    major, minor = (int(part) for part in jax.__version__.split(".")[:2])
+    return (major, minor) < (0, 11)
+
+
+def _cpu_likes_bfloat16() -> bool:
+    info = Path("/proc/cpuinfo")
+    flags = info.read_text(errors="replace") if info.exists() else ""
+    return "amx_bf16" in flags or "avx512_bf16" in flags
+
+
+def model_dtype(config: Config) -> jnp.dtype:
+    """Of weights and activations."""
+    if config.model.dtype != "auto":
+        return jnp.dtype(DTYPES[config.model.dtype])
+    if _on_cpu() and (_old_jax() or not _cpu_likes_bfloat16()):
+        return jnp.dtype(jnp.float32)
+    return jnp.dtype(jnp.bfloat16)
+
+
+def cache_dtype(config: Config) -> jnp.dtype:
+    """Of the KV pages."""
+    name = config.cache.dtype
+    if name == "auto":
+        dtype = model_dtype(config)
+        return jnp.dtype(jnp.float32) if dtype == jnp.bfloat16 and _on_cpu() and _old_jax() else dtype
+    return jnp.dtype(jnp.float8_e4m3fn if name == "float8_e4m3fn" else DTYPES[name])
+
+
+def device_memory() -> int:
+    """Bytes of the default device that can be used; of the machine, on a CPU."""
+    stats = jax.local_devices()[0].memory_stats() or {}
+    if "bytes_limit" in stats:
+        return int(stats["bytes_limit"])
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (ValueError, OSError, AttributeError):
+        return FALLBACK_MEMORY
+
+
+def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) -> int:
+    """Physical pages N, the reserved one included: configured, or what memory_fraction leaves beside the weights.
+
+    Never more than all rows can fill at their longest.
+    """
+    if config.cache.num_pages:
+        if config.cache.num_pages < 2:
+            raise ConfigError(f"config.cache.num_pages: must be at least 2 (one page is reserved), got {config.cache.num_pages}")
+        return config.cache.num_pages
+    page_size = config.cache.page_size
+    page = bytes_per_page(spec.num_layers, spec.num_kv_heads, spec.head_dim, cache_dtype(config).itemsize, page_size)
+    # Activations of one step: the widest are the MLP's and, per sampling row, the logits; counted with a factor for copies.
+    activations = 4 * config.scheduler.max_num_batched_tokens * (3 * spec.intermediate_size + 8 * spec.hidden_size)
+    activations += 3 * 4 * config.scheduler.max_num_seqs * spec.vocab_size
+    room = int(device_memory() * config.cache.memory_fraction) - weight_bytes - activations
+    if _on_cpu():
+        room = min(room, MAX_CPU_POOL)
+    useful = config.scheduler.max_num_seqs * -(-max_len // page_size)
+    pages = min(room // page, useful)
+    if pages < 1:
+        raise ConfigError(
+            f"config.cache.memory_fraction: {config.cache.memory_fraction} of {device_memory() / GIB:.1f} GiB leaves no room "
+            f"for pages beside {weight_bytes / GIB:.1f} GiB of weights; raise it, or take a smaller model or dtype"
+        )
+    return pages + 1
+
+
+def max_model_len(config: Config, spec: ModelSpec) -> int:
+    """Longest sequence, before the pool's size caps it."""
+    asked, most = config.model.max_model_len, spec.max_position_embeddings
+    if asked > most:
+        raise ConfigError(f"config.model.max_model_len: the model's context is {most} tokens, got {asked}")
+    return asked or most

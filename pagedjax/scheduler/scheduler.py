@@ -1,0 +1,170 @@
+"""Queues and page counts: which sequences get a row, which tokens go into the next step, who yields when pages run out."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+from collections.abc import Iterable
+
+import numpy as np
+
+from pagedjax.config import SchedulerConfig
+from pagedjax.policy import Features, Policy
+from pagedjax.scheduler.sequence import Phase, Sequence
+
+MAX_LOOKAHEAD = 256
+"""Waiting sequences looked at for one admission."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """The next dispatch: a mixed step over (sequence, tokens) lanes, or a decode loop where `is_decode`."""
+
+    lanes: list[tuple[Sequence, int]]
+    is_decode: bool
+
+
+class Scheduler:
+    """Admits in policy order, first come first served by default; plans steps; picks victims.
+
+    Args:
+      config: limits.
+      page_size: tokens in a page.
+      policy: scores sequences, the lowest first.
+      prefix_caching: a sequence waits for a running one that is just computing a prefix it shares.
+    """
+
+    def __init__(self, config: SchedulerConfig, *, page_size: int, policy: Policy, prefix_caching: bool) -> None:
+        self.config, self.page_size, self.policy = config, page_size, policy
+        self.prefix_caching = prefix_caching
+        self.waiting: list[Sequence] = []
+        self.running: list[Sequence] = []
+        self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
+        self._blocked = False
+
+    # Queues
+
+    def add(self, sequence: Sequence) -> None:
+        """Put a new or displaced sequence where its score says."""
+        sequence.head = sequence.known_ids[: self.page_size].tobytes()
+        bisect.insort(self.waiting, sequence, key=self._order)
+
+    def _order(self, sequence: Sequence) -> tuple[float, int]:
+        features = Features(
+            arrival=sequence.rank, priority=sequence.request.priority, num_tokens=sequence.num_tokens, num_computed=sequence.num_computed
+        )
+        return float(self.policy(features)), sequence.rank
+
+    def remove(self, sequence: Sequence) -> None:
+        """Take out a sequence that ended or lost its row. Its row is free again."""
+        if sequence.row is None:
+            self.waiting.remove(sequence)
+            return
+        self.running.remove(sequence)
+        self._free_rows.append(sequence.row)
+        self._blocked = False
+
+    def preempt(self, sequence: Sequence) -> None:
+        """Back to the queue; what it has generated is kept and will be computed again."""
+        self.remove(sequence)
+        sequence.displace()
+        sequence.num_preemptions += 1
+        self.add(sequence)
+
+    # Admission
+
+    def candidates(self, num_unowned: int, width: int) -> list[tuple[Sequence, int]]:
+        """Up to `width` waiting sequences that may be given rows now, with the rows. Nothing is decided yet:
+        how much the prefix cache has for them is known after they were matched (`accept`, `refuse`)."""
+        if self._blocked or not self._free_rows:
+            return []
+        if self.running and num_unowned <= self._outstanding(self.running):
+            return []
+        chosen: list[tuple[Sequence, int]] = []
+        for sequence in self.waiting[:MAX_LOOKAHEAD]:
+            if len(chosen) == min(width, len(self._free_rows)):
+                break
+            computing = [s for s in self.running if s.phase is Phase.PREFILL] + [s for s, _ in chosen]
+            if not self._waits_for_prefix(sequence, computing):
+                chosen.append((sequence, self._free_rows[-1 - len(chosen)]))
+        return chosen
+
+    def accept(self, sequence: Sequence, row: int, hit: int, num_unowned: int) -> bool:
+        """Decide on a candidate whose matched pages are mapped. False: there is no room; it must be released again.
+
+        There is room when the pages it still needs for what is known, and for a share of what may come, are there beside
+        those that running sequences need for the same. Alone it always has room: its length was checked when it came.
+        """
+        before = sequence.num_computed
+        sequence.num_computed = hit
+        fits = not self.running or self._outstanding([*self.running, sequence]) <= num_unowned
+        sequence.num_computed = before
+        if not fits:
+            self._blocked = True
+            return False
+        self.waiting.remove(sequence)
+        self._free_rows.remove(row)
+        sequence.place(row, hit)
+        bisect.insort(self.running, sequence, key=lambda s: s.rank)
+        return True
+
+    def pages(self, num_tokens: int) -> int:
+        """Pages that hold num_tokens."""
+        return -(-num_tokens // self.page_size)
+
+    def _outstanding(self, sequences: Iterable[Sequence]) -> int:
+        """Pages that sequences are expected to take yet."""
+        total = 0
+        for s in sequences:
+            growth = int(self.config.growth_share * (s.max_total - s.num_tokens))
+            # The last token's keys and values are never needed.
+            expected = min(s.num_tokens + 1 + growth, s.max_total - 1)
+            total += max(0, self.pages(expected) - self.pages(s.num_computed))
+        return total
+
+    def _waits_for_prefix(self, sequence: Sequence, computing: list[Sequence]) -> bool:
+        """Whether a sequence ahead is computing a page that this one could share once it is published."""
+        if not self.prefix_caching or sequence.match_tokens <= 1:
+            return False
+        for other in computing:
+            if other.namespace != sequence.namespace or other.head != sequence.head:
+                continue
+            length = min(other.num_tokens, sequence.num_tokens - 1)
+            differs = np.flatnonzero(other.token_ids[:length] != sequence.token_ids[:length])
+            common = int(differs[0]) if differs.size else length
+            if common // self.page_size * self.page_size > other.num_published:
+                return True
+        return False
+
+    # Steps
+
+    def plan(self) -> Plan | None:
+        """The next dispatch over the running sequences; None where none runs."""
+        if not self.running:
+            return None
+        decoding = [s for s in self.running if s.phase is Phase.DECODE]
+        prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
+        lanes = [(s, 1) for s in decoding]
+        if not prefilling:
+            return Plan(lanes, is_decode=True)
+        budget = self.config.max_num_batched_tokens - len(lanes)
+        for s in prefilling:
+            chunk = min(budget, s.num_tokens - s.num_computed)
+            if chunk <= 0:
+                break
+            lanes.append((s, chunk))
+            budget -= chunk
+        return Plan(lanes, is_decode=False)
+
+    def pages_needed(self, lanes: list[tuple[Sequence, int]]) -> int:
+        """New pages that a step over `lanes` takes."""
+        return sum(self.pages(s.num_computed + q) - self.pages(s.num_computed) for s, q in lanes)
+
+    def victim(self) -> Sequence:
+        """Who yields when running sequences cannot grow: the last in policy order, whole."""
+        return max(self.running, key=self._order)
+
+    @property
+    def blocked(self) -> bool:
+        """The head of the queue found no room, and nothing was given back since."""
+        return self._blocked

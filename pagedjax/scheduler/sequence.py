@@ -1,0 +1,101 @@
+"""One continuation of one request, as the host sees it."""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+
+import numpy as np
+
+from pagedjax.types import Request
+
+
+class Phase(enum.Enum):
+    """Where a sequence is in its life."""
+
+    WAITING = "waiting"
+    PREFILL = "prefill"  # has a row; tokens it knows are still to be computed
+    DECODE = "decode"  # has a row; all but its last token are computed
+    ENDED = "ended"
+
+
+@dataclasses.dataclass(eq=False)
+class Sequence:
+    """Counts and ids; its keys and values are in the row's pages.
+
+    Attributes:
+      request: what the client asked for.
+      index: which of the request's n continuations this is.
+      rank: arrival order, the smaller the earlier; kept through preemption.
+      max_total: length, prompt included, at which it ends.
+      namespace: prefix-cache namespace id.
+      token_ids: i32[max_total] prompt and generated ids; the first num_tokens are valid.
+      num_computed: tokens whose keys and values are in pages; 0 while it waits.
+      num_published: tokens in the prefix index under this sequence.
+      row: its row, None while it waits.
+      num_preemptions: times it lost its row.
+      head: its first page as bytes, set by the scheduler, to tell at once that two prompts share nothing.
+    """
+
+    request: Request
+    index: int
+    rank: int
+    max_total: int
+    namespace: int
+    token_ids: np.ndarray
+    num_tokens: int
+    num_computed: int = 0
+    num_published: int = 0
+    row: int | None = None
+    phase: Phase = Phase.WAITING
+    num_preemptions: int = 0
+    head: bytes = b""
+
+    @classmethod
+    def start(cls, request: Request, *, index: int, rank: int, max_total: int, namespace: int) -> Sequence:
+        """A sequence that has its prompt and waits."""
+        prompt = request.prompt_ids
+        token_ids = np.zeros(max_total, np.int32)
+        token_ids[: len(prompt)] = prompt
+        return cls(request, index, rank, max_total, namespace, token_ids, len(prompt))
+
+    @property
+    def prompt_len(self) -> int:
+        return len(self.request.prompt_ids)
+
+    @property
+    def num_generated(self) -> int:
+        return self.num_tokens - self.prompt_len
+
+    @property
+    def known_ids(self) -> np.ndarray:
+        return self.token_ids[: self.num_tokens]
+
+    @property
+    def match_tokens(self) -> int:
+        """Tokens that the prefix cache may look at; 1 means none, since a hit never covers the last one."""
+        # Prompt log-probabilities need every prompt position computed.
+        reads = self.request.read_prefix_cache and self.request.sampling.prompt_logprobs is None
+        return self.num_tokens if reads else 1
+
+    def append(self, ids: list[int]) -> None:
+        """Take generated ids over."""
+        self.token_ids[self.num_tokens : self.num_tokens + len(ids)] = ids
+        self.num_tokens += len(ids)
+
+    def cut(self, num_tokens: int) -> None:
+        """Forget what ran past a stop string."""
+        self.num_tokens = num_tokens
+        self.num_computed = min(self.num_computed, num_tokens)
+
+    def place(self, row: int, hit: int) -> None:
+        """It got a row, and `hit` tokens from the prefix cache."""
+        self.row, self.num_computed, self.num_published = row, hit, hit
+        self.update_phase()
+
+    def update_phase(self) -> None:
+        self.phase = Phase.DECODE if self.num_computed == self.num_tokens - 1 else Phase.PREFILL
+
+    def displace(self) -> None:
+        """It lost its row (preempted, or not admitted after all) and waits again."""
+        self.row, self.num_computed, self.num_published, self.phase = None, 0, 0, Phase.WAITING
