@@ -6,6 +6,10 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
+
+from pagedjax_kernels.compat import storage_dtype
+from pagedjax_kernels.hardware import current_hardware
 
 LANE = 128
 """Head dims that are no multiple of 64 are stored padded to this: 80 and 96 become 128."""
@@ -18,17 +22,26 @@ QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
 QUANTIZED_MAX = {"int8": 127.0, "float8_e4m3fn": 448.0}
 
 
+_BITS = {"uint16": "bfloat16", "uint8": "float8_e4m3fn"}
+
+
 class KVCache(NamedTuple):
     """Keys and values of every layer. A plain pytree: callers donate it to the jitted step and keep what comes back.
 
     Attributes:
       kv_pages: [L, N, S, 2K, D]. The head axis is interleaved: index 2k holds K of KV head k, index 2k+1 its V, so that
         sharding that axis keeps pairs together. D is the padded head dim; the padding is zero in every written slot.
+        uint16 holds the bits of bfloat16 and uint8 those of float8_e4m3fn, where the device cannot update those in place.
       scales: f32[L, N, S, 2K] for int8 and float8_e4m3fn pages (value = page element * scale), else None.
     """
 
     kv_pages: jax.Array
     scales: jax.Array | None = None
+
+    @property
+    def dtype(self) -> Any:
+        """What the pages hold: float32, bfloat16, float16, int8 or float8_e4m3fn."""
+        return jnp.dtype(_BITS.get(self.kv_pages.dtype.name, self.kv_pages.dtype.name))
 
     @property
     def num_layers(self) -> int:
@@ -93,4 +106,14 @@ def init_cache(
         raise ValueError(f"dtype must be one of {', '.join(FLOAT_DTYPES + QUANTIZED_DTYPES)}, got {name}")
     shape = (num_layers, num_pages, page_size, 2 * num_kv_heads, padded_head_dim(head_dim))
     scales = jnp.zeros(shape[:-1], jnp.float32) if name in QUANTIZED_DTYPES else None
-    return KVCache(jnp.zeros(shape, jnp.dtype(dtype)), scales)
+    return KVCache(jnp.zeros(shape, storage_dtype(name, current_hardware().platform)), scales)
+
+
+def to_storage(x: jax.Array, cache: KVCache) -> jax.Array:
+    """Elements of cache.dtype -> as kv_pages keeps them."""
+    return x if cache.kv_pages.dtype == x.dtype else lax.bitcast_convert_type(x, cache.kv_pages.dtype)
+
+
+def from_storage(x: jax.Array, cache: KVCache) -> jax.Array:
+    """What was read from kv_pages -> elements of cache.dtype. For what was read, never for all pages: it would copy them."""
+    return x if cache.kv_pages.dtype == cache.dtype else lax.bitcast_convert_type(x, cache.dtype)

@@ -7,10 +7,15 @@ import jax
 JAX_VERSION = tuple(int(part) for part in jax.__version__.split(".")[:3])
 
 
-def bf16_scatter_is_in_place(platform: str) -> bool:
-    """Whether writing bfloat16 pages leaves the rest of them alone.
+def storage_dtype(dtype: str, platform: str) -> str:
+    """What pages of `dtype` are kept as, so that writing a few of them leaves the rest alone.
 
-    XLA's CPU backend in JAX 0.10 converts the whole operand of a bfloat16 scatter to float32 and back; float32, float16
-    and int8 pages are written in place there. From 0.12 on all of them are.
+    XLA's CPU backend widens the whole operand of a float8 scatter or slice update (JAX 0.10: of a bfloat16 one, too) and
+    narrows it again, which copies the pool twice at every write. Unsigned integers with the same bits are updated in
+    place; only what is read or written is reinterpreted.
     """
-    return platform != "cpu" or JAX_VERSION >= (0, 12)
+    if platform == "cpu" and dtype == "float8_e4m3fn":
+        return "uint8"
+    if platform == "cpu" and dtype == "bfloat16" and JAX_VERSION < (0, 12):
+        return "uint16"
+    return dtype

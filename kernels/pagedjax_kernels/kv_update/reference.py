@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.cache import KVCache, to_storage
 from pagedjax_kernels.kv_update.quantize import quantize
 
 
@@ -24,7 +24,7 @@ def kv_update_reference(
             value = jnp.concatenate([value, jnp.zeros((cache.head_dim - dim,), value.dtype)])
             scales = cache.scales
             if scales is not None:
-                value, scale = quantize(value, cache.kv_pages.dtype)
+                value, scale = quantize(value, cache.dtype)
                 scales = jnp.where(
                     inside,
                     lax.dynamic_update_slice(scales, scale.reshape(1, 1, 1, 1), (layer, page, offset, head)),
@@ -32,7 +32,7 @@ def kv_update_reference(
                 )
             written = lax.dynamic_update_slice(
                 cache.kv_pages,
-                value.astype(cache.kv_pages.dtype).reshape(1, 1, 1, 1, -1),
+                to_storage(value.astype(cache.dtype), cache).reshape(1, 1, 1, 1, -1),
                 (layer, page, offset, head, 0),
             )
             cache = KVCache(jnp.where(inside, written, cache.kv_pages), scales)

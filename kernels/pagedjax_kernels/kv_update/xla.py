@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.cache import KVCache, to_storage
 from pagedjax_kernels.kv_update.quantize import quantize
 
 
@@ -22,8 +22,8 @@ def kv_update_xla(cache: KVCache, k: jax.Array, v: jax.Array, layer: jax.Array, 
     pages, offsets = slot_mapping // cache.page_size, slot_mapping % cache.page_size
     index = (jnp.broadcast_to(layer, pages.shape), pages, offsets)
     if cache.scales is None:
-        kv, scales = kv.astype(cache.kv_pages.dtype), None
+        kv, scales = kv.astype(cache.dtype), None
     else:
-        kv, new_scales = quantize(kv, cache.kv_pages.dtype)
+        kv, new_scales = quantize(kv, cache.dtype)
         scales = cache.scales.at[index].set(new_scales, mode="drop", unique_indices=True)
-    return KVCache(cache.kv_pages.at[index].set(kv, mode="drop", unique_indices=True), scales)
+    return KVCache(cache.kv_pages.at[index].set(to_storage(kv, cache), mode="drop", unique_indices=True), scales)

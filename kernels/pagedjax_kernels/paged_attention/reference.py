@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.cache import KVCache, from_storage
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
 
@@ -25,7 +25,7 @@ def paged_attention_reference(
     num_rows, max_pages = page_table.shape
     num_kv_heads, length = cache.num_kv_heads, max_pages * cache.page_size
 
-    kv = cache.kv_pages[layer][page_table].astype(jnp.float32)  # [B, P, S, 2K, D]
+    kv = from_storage(cache.kv_pages[layer][page_table], cache).astype(jnp.float32)  # [B, P, S, 2K, D]
     if cache.scales is not None:
         kv = kv * cache.scales[layer][page_table][..., None]
     kv = kv.reshape(num_rows, length, num_kv_heads, 2, cache.head_dim)[..., :dim]

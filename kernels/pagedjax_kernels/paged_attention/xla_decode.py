@@ -10,8 +10,8 @@ from pagedjax_kernels.cache import KVCache
 from pagedjax_kernels.paged_attention import xla_softmax as softmax
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
-BLOCK_TOKENS = 128
-"""Tokens of a row that are gathered at once."""
+BLOCK_TOKENS = 64
+"""Tokens of a row that are gathered at once. On CPUs a block of all rows should stay in the caches."""
 
 
 def decode(
@@ -40,24 +40,17 @@ def decode(
         begin = jnp.where(window > 0, jnp.maximum(kv_lens - window, 0), 0)
 
     def body(i: jax.Array, state: softmax.Softmax) -> softmax.Softmax:
-        top, total, out = state
         ids = lax.dynamic_slice(table, (0, i * block_pages), (num_rows, block_pages))
-        kv, scales = softmax.load_pages(cache, layer, ids)
-        kv = kv.reshape(num_rows, block, num_kv_heads, 2, dim)
         key = i * block + jnp.arange(block, dtype=jnp.int32)[None, :]
-        seen = (key <= position[:, None]) & (key >= begin[:, None])
-        kv = jnp.where(seen[:, :, None, None, None], kv.astype(jnp.float32), 0)
-        if scales is not None:
-            scales = jnp.where(seen[:, :, None, None], scales.reshape(num_rows, block, num_kv_heads, 2), 0)
-            kv = kv * scales[..., None]
-        scores = jnp.einsum("bkgd,btkd->bkgt", qf, kv[:, :, :, 0], precision="highest")
-        scores = jnp.where(seen[:, None, None, :], softmax.cap(scores, case.soft_cap), softmax.LOW)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-        weights = jnp.where(seen[:, None, None, :], jnp.exp(scores - new_top[..., None]), 0)
-        decay = jnp.exp(top - new_top)
-        total = total * decay + jnp.sum(weights, axis=-1)
-        out = out * decay[..., None] + jnp.einsum("bkgt,btkd->bkgd", weights, kv[:, :, :, 1], precision="highest")
-        return new_top, total, out
+        seen = (key <= position[:, None]) & (key >= begin[:, None])  # [B, t]
+        k, v = softmax.load_keys_and_values(cache, layer, ids, seen, jnp.float32)
+        scores = jnp.einsum("bkgd,bktd->bkgt", qf, k, precision="highest")
+        return softmax.step(
+            state,
+            softmax.cap(scores, case.soft_cap),
+            seen[:, None, None, :],
+            lambda weights: jnp.einsum("bkgt,bktd->bkgd", weights, v, precision="highest"),
+        )
 
     # An empty row has nothing to read, so it may not hold the first block back.
     first = jnp.min(jnp.where(kv_lens > 0, begin, jnp.iinfo(jnp.int32).max)) // block

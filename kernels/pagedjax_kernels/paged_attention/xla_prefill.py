@@ -12,7 +12,7 @@ from pagedjax_kernels.paged_attention.case import AttentionCase
 
 TILE_QUERIES = 128
 """Queries of one row in a tile."""
-BLOCK_TOKENS = 256
+BLOCK_TOKENS = 128
 """Keys that a tile gathers at once."""
 
 
@@ -69,39 +69,34 @@ def _tile(
     block_pages = max(1, BLOCK_TOKENS // size)
     block = block_pages * size
     table = jnp.pad(page_table[row], (0, -page_table.shape[1] % block_pages))
-    # Heads outside, (query, group) as the rows of one matrix: K is read once for all the queries that share it.
-    exact = case.q_dtype == "float32" or case.kv_dtype != case.q_dtype
-    dtype = jnp.dtype("float32" if exact else case.q_dtype)
+    # 16-bit queries and pages are multiplied as they are, summed in float32; the rest is exact in float32.
+    dtype = q.dtype if q.dtype.itemsize == 2 and case.kv_dtype == case.q_dtype else jnp.dtype(jnp.float32)
+    precision = lax.Precision.HIGHEST if dtype == jnp.float32 else None
+    # KV heads outside, (query, group) as the rows of one matrix: K and V are read once for all queries that share them.
     rows = q.transpose(1, 0, 2, 3).reshape(num_kv_heads, tile * group, dim).astype(dtype)
     position = jnp.repeat(position, group, total_repeat_length=tile * group)
     begin = jnp.zeros_like(position) if window is None else jnp.where(window > 0, position - window + 1, 0)
+    end = jnp.max(position) + 1
 
     def body(i: jax.Array, state: softmax.Softmax) -> softmax.Softmax:
-        top, total, out = state
         ids = lax.dynamic_slice(table, (i * block_pages,), (block_pages,))
-        kv, scales = softmax.load_pages(cache, layer, ids)
-        kv = kv.reshape(block, num_kv_heads, 2, dim)
         key = i * block + jnp.arange(block, dtype=jnp.int32)
-        written = key <= jnp.max(position)
-        kv = jnp.where(written[:, None, None, None], kv.astype(dtype), 0)
-        if scales is not None:
-            scales = jnp.where(written[:, None, None], scales.reshape(block, num_kv_heads, 2), 0)
-            kv = kv * scales[..., None]
-        dot = dict(preferred_element_type=jnp.float32, precision="highest" if exact else None)
-        scores = jnp.einsum("kqd,tkd->kqt", rows, kv[:, :, 0], **dot) * jnp.float32(case.scale)
+        k, v = softmax.load_keys_and_values(cache, layer, ids, key < end, dtype)
+        scores = jnp.einsum("kqd,ktd->kqt", rows, k, precision=precision, preferred_element_type=jnp.float32)
         seen = (key[None, :] <= position[:, None]) & (key[None, :] >= begin[:, None])
-        scores = jnp.where(seen[None], softmax.cap(scores, case.soft_cap), softmax.LOW)
-        new_top = jnp.maximum(top, jnp.max(scores, axis=-1))
-        weights = jnp.where(seen[None], jnp.exp(scores - new_top[..., None]), 0)
-        decay = jnp.exp(top - new_top)
-        total = total * decay + jnp.sum(weights, axis=-1)
-        values = jnp.einsum("kqt,tkd->kqd", weights.astype(dtype), kv[:, :, 1], **dot)
-        return new_top, total, out * decay[..., None] + values
+        return softmax.step(
+            state,
+            softmax.cap(scores * jnp.float32(case.scale), case.soft_cap),
+            seen[None],
+            lambda weights: jnp.einsum(
+                "kqt,ktd->kqd", weights.astype(dtype), v, precision=precision, preferred_element_type=jnp.float32
+            ),
+        )
 
     first = jnp.zeros((), jnp.int32)
     if window is not None:
         first = jnp.where(window > 0, jnp.maximum(first_position - window + 1, 0), 0) // block
-    last = (jnp.max(position) + block) // block
+    last = (end + block - 1) // block
     if sinks is not None:
         sinks = jnp.tile(sinks, (1, tile))
     state = lax.fori_loop(first, last, body, softmax.start((num_kv_heads, tile * group), dim, sinks))

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.cache import KVCache, from_storage
 
 LOW = -1e30
 """Stands for minus infinity in running maxima: LOW - LOW is 0 where inf - inf is NaN."""
@@ -34,11 +37,41 @@ def cap(scores: jax.Array, soft_cap: float | None) -> jax.Array:
     return scores if soft_cap is None else soft_cap * jnp.tanh(scores / soft_cap)
 
 
-def load_pages(cache: KVCache, layer: jax.Array, ids: jax.Array) -> tuple[jax.Array, jax.Array | None]:
-    """Gathers pages ids[...] of one layer: ([..., S, 2K, D] as stored, f32[..., S, 2K] scales or None).
+def step(state: Softmax, scores: jax.Array, seen: jax.Array, add_up: Callable[[jax.Array], jax.Array]) -> Softmax:
+    """Takes in one block of keys.
 
-    Indexed by (layer, page): slicing the layer out first would copy it, and a flat index may not fit 32 bits.
+    Args:
+      state: over [..].
+      scores: f32[.., t]; what is not seen may be anything, NaN included.
+      seen: bool, broadcastable to scores' shape.
+      add_up: weights f32[.., t] -> f32[.., D], the weighted sum of the block's values.
     """
-    layers = jnp.broadcast_to(layer, ids.shape)
-    kv = cache.kv_pages.at[layers, ids].get(mode="promise_in_bounds")
-    return kv, None if cache.scales is None else cache.scales.at[layers, ids].get(mode="promise_in_bounds")
+    top, total, out = state
+    new_top = jnp.maximum(top, jnp.max(jnp.where(seen, scores, LOW), axis=-1))
+    weights = jnp.where(seen, jnp.exp(scores - new_top[..., None]), 0)
+    decay = jnp.exp(top - new_top)
+    return new_top, total * decay + jnp.sum(weights, axis=-1), out * decay[..., None] + add_up(weights)
+
+
+def load_keys_and_values(
+    cache: KVCache, layer: jax.Array, ids: jax.Array, seen: jax.Array, dtype: Any
+) -> tuple[jax.Array, jax.Array]:
+    """Gathers pages i32[.., C] of one layer, KV heads outside: K and V, [.., K, C * S, D] each, in `dtype`.
+
+    Values of tokens that are not `seen` (bool[.., C * S]) are zeroed, because a weight of zero times NaN is NaN; keys are
+    left as they are, because their scores are masked. Indexed by (layer, page, head): slicing the layer out first would
+    copy it, and a flat index may not fit 32 bits.
+    """
+    heads = jnp.arange(cache.num_kv_heads, dtype=jnp.int32)[:, None]
+    pages = jnp.broadcast_to(ids[..., None, :], (*ids.shape[:-1], cache.num_kv_heads, ids.shape[-1]))
+    length = ids.shape[-1] * cache.page_size
+
+    def load(which: int) -> jax.Array:
+        index = (layer, pages, slice(None), jnp.broadcast_to(2 * heads + which, pages.shape))
+        x = cache.kv_pages.at[index].get(mode="promise_in_bounds")  # [.., K, C, S, D]
+        x = from_storage(x, cache).astype(dtype)
+        if cache.scales is not None:
+            x = x * cache.scales.at[index].get(mode="promise_in_bounds")[..., None].astype(dtype)
+        return x.reshape(*pages.shape[:-1], length, cache.head_dim)
+
+    return load(0), jnp.where(seen[..., None, :, None], load(1), 0)
