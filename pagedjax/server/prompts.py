@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from jinja2.exceptions import TemplateError
-
 from pagedjax.errors import InvalidRequestError
 from pagedjax.server.protocol import ChatMessage
 from pagedjax.server.state import ServerState
@@ -21,24 +19,16 @@ async def in_tokenizer_thread(state: ServerState, function: Callable[[], T]) -> 
 
 async def encode_text(state: ServerState, text: str, *, add_special_tokens: bool = True) -> list[int]:
     """Token ids of a text. InvalidRequestError if the model has no tokenizer or the text is not Unicode."""
-    tokenizer = _tokenizer(state)
-    try:
-        return await in_tokenizer_thread(state, lambda: tokenizer.encode(text, add_special_tokens=add_special_tokens))
-    except (UnicodeEncodeError, TypeError):  # a lone surrogate
-        raise InvalidRequestError("prompt", "is not valid Unicode text") from None
+    loaded = state.engine.loaded
+    return await in_tokenizer_thread(state, lambda: loaded.encode(text, add_special_tokens=add_special_tokens))
 
 
-async def decode_ids(state: ServerState, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
-    tokenizer = _tokenizer(state)
-    return await in_tokenizer_thread(
-        state, lambda: tokenizer.decode(list(ids), skip_special_tokens=skip_special_tokens)
-    )
-
-
-def _tokenizer(state: ServerState) -> Any:
-    if state.engine.tokenizer is None:
-        raise InvalidRequestError("prompt", "this model has no tokenizer; send token ids")
-    return state.engine.tokenizer
+async def decode_ids(state: ServerState, ids: Sequence[int]) -> str:
+    """The text of token ids, special tokens included."""
+    tokenizer = state.engine.tokenizer
+    if tokenizer is None:
+        raise InvalidRequestError("prompt", "this model has no tokenizer, so its tokens have no text")
+    return await in_tokenizer_thread(state, lambda: tokenizer.decode(list(ids)))
 
 
 def check_ids(field: str, ids: Any, vocab_size: int) -> list[int]:
@@ -127,29 +117,13 @@ def _content(content: Any, field: str) -> str:
 async def encode_chat(
     state: ServerState, messages: Sequence[ChatMessage], *, add_generation_prompt: bool, continue_final_message: bool
 ) -> list[int]:
-    """Token ids of a conversation under the model's chat template, which writes BOS itself where there is one."""
-    tokenizer, plain = _tokenizer(state), plain_messages(messages)
+    """Token ids of a conversation under the model's chat template. InvalidRequestError where it refuses."""
+    plain = plain_messages(messages)
     if continue_final_message and add_generation_prompt:
         raise InvalidRequestError("continue_final_message", "needs add_generation_prompt = false")
-    if not getattr(tokenizer, "chat_template", None):
-        raise InvalidRequestError(
-            "messages", "this model has no chat template; use /v1/completions, or set config.model.chat_template"
-        )
-
-    def render() -> list[int]:
-        text = tokenizer.apply_chat_template(
-            plain,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        )
-        return tokenizer.encode(text, add_special_tokens=False)
-
-    try:
-        return await in_tokenizer_thread(state, render)
-    except TemplateError as e:  # a template refuses what its model was not trained on, such as two user turns in a row
-        raise InvalidRequestError("messages", f"the chat template refused them: {str(e)[:200]}") from None
-    except (UnicodeEncodeError, TypeError):
-        raise InvalidRequestError("messages", "are not valid Unicode text") from None
-    except ValueError as e:
-        raise InvalidRequestError("messages", f"the chat template cannot render them: {str(e)[:200]}") from None
+    return await in_tokenizer_thread(
+        state,
+        lambda: state.engine.loaded.encode_chat(
+            plain, add_generation_prompt=add_generation_prompt, continue_final_message=continue_final_message
+        ),
+    )

@@ -14,6 +14,7 @@ from transformers import PreTrainedTokenizerFast
 from pagedjax.config import Config
 from pagedjax.errors import EngineDeadError, InvalidRequestError, QueueFullError
 from pagedjax.types import CompletionOutput, FinishReason, Logprob, Request, RequestOutput, TokenLogprobs
+from pagedjax.weights import LoadedModel
 
 TEMPLATE = (
     "{% for m in messages %}{% if m.role == 'system' and not loop.first %}{{ raise_exception('system comes first') }}"
@@ -63,6 +64,7 @@ class FakeAsyncEngine:
     ):
         self.config = config or Config()
         self.tokenizer = tokenizer
+        self.loaded = LoadedModel(None, None, tokenizer, "fake")
         self.model_name = "fake"
         self.max_model_len = max_model_len
         self.vocab_size = 258
