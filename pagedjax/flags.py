@@ -141,7 +141,9 @@ def split_arguments(argv: Sequence[str]) -> tuple[str | None, dict[str, Any], li
       The configuration file (or None), the overrides (dotted path -> typed value; a list given several times is
       joined, otherwise the last one counts), and the arguments that are left.
     """
-    file, overrides, rest = None, {}, []
+    file: str | None = None
+    overrides: dict[str, Any] = {}
+    rest: list[str] = []
     queue = list(argv)
     while queue:
         argument = queue.pop(0)

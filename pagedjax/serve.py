@@ -44,10 +44,10 @@ async def _serve(engine: Any, bound: socket.socket, config: Config, keys: tuple[
 
 def _welcome(model: str, url: str, has_keys: bool, has_template: bool) -> str:
     """The address, and a command that can be pasted."""
+    body: dict[str, Any] = {"prompt": "The capital of France is"}
     if has_template:
-        path, body = "chat/completions", {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
-    else:
-        path, body = "completions", {"prompt": "The capital of France is"}
+        body = {"messages": [{"role": "user", "content": "What is the capital of France?"}]}
+    path = "chat/completions" if has_template else "completions"
     data = json.dumps({"model": model, **body, "max_tokens": 64, "temperature": 0}).replace("'", "'\\''")
     key = "  -H 'Authorization: Bearer YOUR_KEY' \\\n" if has_keys else ""
     return (

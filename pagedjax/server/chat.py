@@ -113,7 +113,8 @@ async def _answer(writer: _Writer) -> Response:
 
 
 async def _events(writer: _Writer) -> AsyncGenerator[dict[str, Any], None]:
-    body, usage, begun = writer.body, Usage(), set()
+    body, usage = writer.body, Usage()
+    begun: set[int] = set()  # continuations whose role has been sent
     async with contextlib.aclosing(run(writer.state, writer.job)) as deltas:
         async for number, delta in deltas:
             usage.observe(number, delta)

@@ -13,6 +13,7 @@ from pagedjax.server.errors import as_api_error
 from pagedjax.server.metrics import Metrics
 
 logger = logging.getLogger(__name__)
+_POLLED = ("/health", "/metrics")
 _CLIENT_ID = re.compile(rb"[A-Za-z0-9._-]{1,64}")
 
 
@@ -48,8 +49,15 @@ class Guard:
         finally:
             self.metrics.count_http(scope, status)
             milliseconds = (time.monotonic() - started) * 1e3
-            logger.info(
-                "%s %r %s %.0f ms %s", scope["method"], scope["path"][:200], status or "gone", milliseconds, request_id
+            level = logging.DEBUG if scope["path"] in _POLLED else logging.INFO
+            logger.log(
+                level,
+                "%s %r %s %.0f ms %s",
+                scope["method"],
+                scope["path"][:200],
+                status or "gone",
+                milliseconds,
+                request_id,
             )
 
 

@@ -23,14 +23,10 @@ class Vocabulary:
         self._tokenizer = tokenizer
         self._alphabet = _byte_alphabet()
         self._added = {int(i) for i in (getattr(tokenizer, "added_tokens_decoder", None) or {})}
-        self._byte_level = tokenizer is not None and self._is_byte_level()
+        # Byte-level pieces write a space as U+0120, SentencePiece ones as U+2581.
+        space = tokenizer.encode("a a", add_special_tokens=False) if tokenizer is not None else []
+        self._byte_level = any("\u0120" in self.piece(i) for i in space)
         self.bytes = functools.lru_cache(maxsize=65536)(self._bytes)
-
-    def _is_byte_level(self) -> bool:
-        """Byte-level pieces write a space as U+0120, SentencePiece ones as U+2581."""
-        space = self._tokenizer.encode("a a", add_special_tokens=False)
-        pieces = "".join(self.piece(i) for i in space)
-        return "\u0120" in pieces
 
     def piece(self, token_id: int) -> str:
         """The token as the vocabulary writes it; empty for ids without one (vocabularies are padded)."""
