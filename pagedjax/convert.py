@@ -7,6 +7,7 @@ python -m pagedjax.serve --config.model.path=smollm2
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +15,7 @@ from absl import app, flags
 from flax import nnx
 
 from pagedjax.errors import PagedJaxError
-from pagedjax.weights import load_model, save_checkpoint
+from pagedjax.weights import check_target, load_model, save_checkpoint
 
 _MODEL = flags.DEFINE_string(
     "model",
@@ -31,6 +32,7 @@ def main(argv: list[str]) -> int:
     if len(argv) > 1:
         raise app.UsageError(f"unexpected arguments: {' '.join(argv[1:])}")
     try:
+        check_target(Path(_OUTPUT.value), _OVERWRITE.value)
         loaded = load_model(_MODEL.value, jnp.dtype(_DTYPE.value))
         save_checkpoint(loaded, _OUTPUT.value, overwrite=_OVERWRITE.value)
     except (PagedJaxError, OSError) as error:

@@ -2,4 +2,5 @@
 
 from pagedjax.weights.load import load_model as load_model
 from pagedjax.weights.loaded import LoadedModel as LoadedModel
+from pagedjax.weights.orbax import check_target as check_target
 from pagedjax.weights.orbax import save_checkpoint as save_checkpoint

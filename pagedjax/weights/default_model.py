@@ -79,7 +79,7 @@ def _is_whole(path: Path, size: int, sha256: str) -> bool:
             return False
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest() == sha256
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return False
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -50,9 +51,12 @@ def load_tokenizer(folder: Path) -> Any:
         logging.getLogger(__name__).warning("%s has no tokenizer files: only token ids can be served", folder)
         return None
     try:
-        return transformers().AutoTokenizer.from_pretrained(
-            os.fspath(folder.resolve()), trust_remote_code=False, local_files_only=True
-        )
+        with warnings.catch_warnings():
+            # It reads config.json on the way, and complains about spellings of its older versions.
+            warnings.simplefilter("ignore", FutureWarning)
+            return transformers().AutoTokenizer.from_pretrained(
+                os.fspath(folder.resolve()), trust_remote_code=False, local_files_only=True
+            )
     except Exception as error:  # transformers and tokenizers raise bare exceptions of many kinds
         raise ModelLoadError(f"{folder}: the tokenizer cannot be loaded: {error}") from error
 

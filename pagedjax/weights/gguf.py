@@ -124,7 +124,8 @@ class _Metadata:
         value = self.get(key, (int, float), default)
         if value is not None and not math.isfinite(value):
             raise self.fail(f"metadata {self._prefix}.{key} must be a finite number, got {value!r}")
-        return value
+        # Files hold float32; its shortest decimal is the number that was meant (1e-6, not 9.99999997e-7).
+        return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _spec(file: GGUFFile) -> ModelSpec:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
+import logging
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -142,7 +142,7 @@ def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int], path: str) -
     if name not in _PRE:
         raise ModelLoadError(f"{path}: unsupported pre-tokenizer {name!r}; supported are {', '.join(sorted(_PRE))}")
     if name == "default":
-        warnings.warn(f"{path} does not say how its tokenizer cuts text; taking GPT-2's pattern", stacklevel=2)
+        logging.getLogger(__name__).warning("%s does not say how its tokenizer cuts text; taking GPT-2's pattern", path)
     pre = _PRE[name]
     merges = metadata.get("tokenizer.ggml.merges")
     if not isinstance(merges, list):

@@ -1,7 +1,7 @@
 """Our own checkpoints: a folder with a description, the parameters (Orbax) and the tokenizer's files.
 
 checkpoint/
-  pagedjax.json     format version, architecture, spec, dtype, name, end-of-sequence ids
+  pagedjax.json     format version, spec, dtype, name, end-of-sequence ids, the parameters' shapes, the files' sizes
   params/           Orbax, one array a parameter, in the model's own (fused, stacked) layout
   tokenizer/        as transformers saves it; absent where the model has none
 """
@@ -46,7 +46,7 @@ def save_checkpoint(loaded: LoadedModel, folder: str | os.PathLike[str], *, over
       OSError: the disk is full, or the like.
     """
     target = Path(folder).absolute()
-    _check_target(target, overwrite)
+    check_target(target, overwrite)
     target.parent.mkdir(parents=True, exist_ok=True)
     temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
@@ -80,7 +80,9 @@ def load_checkpoint(folder: Path, dtype: Any, name: str | None = None) -> Loaded
     model_class = get_model(spec.architecture)
     abstract = nnx.eval_shape(lambda: model_class(spec, dtype=stored_dtype, rngs=nnx.Rngs(0)))
     graphdef, state = nnx.split(abstract)
-    params = _restore(folder / "params", nnx.to_pure_dict(state))
+    abstract_params = nnx.to_pure_dict(state)
+    _check_content(folder / "params", description, _shapes(abstract_params))
+    params = _restore(folder / "params", abstract_params)
     params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
     nnx.replace_by_pure_dict(state, params)
     tokenizer = load_tokenizer(folder / "tokenizer") if (folder / "tokenizer").is_dir() else None
@@ -88,7 +90,8 @@ def load_checkpoint(folder: Path, dtype: Any, name: str | None = None) -> Loaded
     return LoadedModel(model, spec, tokenizer, name or str(description.get("name") or folder.name), eos_token_ids)
 
 
-def _check_target(target: Path, overwrite: bool) -> None:
+def check_target(target: Path, overwrite: bool) -> None:
+    """FileExistsError where `save_checkpoint` would not write; worth knowing before a long conversion."""
     if not target.exists():
         return
     if not target.is_dir():
@@ -122,8 +125,36 @@ def _write(loaded: LoadedModel, folder: Path) -> None:
         "dtype": dtypes.pop(),
         "eos_token_ids": list(loaded.eos_token_ids),
         "spec": _spec_to_json(loaded.spec),
+        "shapes": _shapes(params),
+        "files": _sizes(folder / "params"),
     }
     (folder / DESCRIPTION).write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def _sizes(folder: Path) -> dict[str, int]:
+    return {p.relative_to(folder).as_posix(): p.stat().st_size for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def _shapes(params: Any) -> dict[str, list[int]]:
+    return {jax.tree_util.keystr(path): list(x.shape) for path, x in jax.tree_util.tree_leaves_with_path(params)}
+
+
+def _check_content(folder: Path, description: Mapping[str, Any], shapes: Mapping[str, list[int]]) -> None:
+    """Finds what is missing or cut short before Orbax does, whose readers fail noisily in threads of their own."""
+    files, stored = description.get("files"), description.get("shapes")
+    if not isinstance(files, dict) or not isinstance(stored, dict):
+        raise ModelLoadError(f"{folder.parent / DESCRIPTION}: damaged (no list of files or shapes)")
+    for name in {**stored, **shapes}:
+        if stored.get(name) != shapes.get(name):
+            raise ModelLoadError(
+                f"{folder}: cannot be restored: parameter {name} has shape {stored.get(name)}, the model's is "
+                f"{shapes.get(name)}; convert it again"
+            )
+    found = _sizes(folder)
+    for name, size in files.items():
+        if found.get(name) != size:
+            state = "is missing" if name not in found else f"has {found[name]:,} bytes instead of {size:,}"
+            raise ModelLoadError(f"{folder}: cannot be restored: {name} {state}; copy or convert it again")
 
 
 def _restore(folder: Path, abstract: Any) -> Any:
