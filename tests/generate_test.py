@@ -84,6 +84,7 @@ def write(path, lines):
     path.write_text("".join(json.dumps(line) + "\n" if not isinstance(line, str) else line + "\n" for line in lines))
 
 
+@pytest.mark.smoke
 def test_texts_ids_conversations_and_batch_lines(files):
     write(
         files[0],

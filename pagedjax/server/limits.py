@@ -56,7 +56,8 @@ class Limits:
         body = bytearray()
         while True:
             try:
-                message = await asyncio.wait_for(receive(), self.seconds)
+                async with asyncio.timeout(self.seconds):
+                    message = await receive()
             except TimeoutError:
                 raise ApiError(408, f"no data for {self.seconds:g} seconds", code="request_timeout") from None
             if message["type"] != "http.request":

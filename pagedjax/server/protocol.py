@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, FailFast, Field, WithJsonSchema
+from typing_extensions import TypeAliasType
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.server.metrics import Metrics
@@ -128,8 +129,12 @@ class ChatMessage(BaseModel):
     content: Any = Field(None, json_schema_extra={"anyOf": [{"type": "string"}, {"type": "array"}]})
 
 
+# A named alias, because Python 3.11 cannot put FailFast, which is not hashable, into a union.
+Messages = TypeAliasType("Messages", Annotated[list[ChatMessage], FailFast(), Field(min_length=1)])
+
+
 class ChatCompletionRequest(_Generation):
-    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)]
+    messages: Messages
     logprobs: bool | None = None
     top_logprobs: int | None = None
     max_completion_tokens: int | None = None
@@ -148,7 +153,7 @@ class TokenizeRequest(BaseModel):
     model_config = ConfigDict(strict=True)
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[ChatMessage], FailFast(), Field(min_length=1)] | None = None
+    messages: Messages | None = None
     add_special_tokens: bool | None = None
     add_generation_prompt: bool = True
     continue_final_message: bool = False

@@ -93,7 +93,9 @@ class EventStream(Response):
                 await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
             message = {"type": "http.response.body", "body": data, "more_body": more}
             try:
-                await asyncio.wait_for(send(message), self.send_seconds)
+                # Not wait_for, which in Python 3.11 can swallow a cancellation: the client's leaving would go unseen.
+                async with asyncio.timeout(self.send_seconds):
+                    await send(message)
             except TimeoutError:
                 raise ClientGoneError from None
 

@@ -19,6 +19,7 @@ def prompt_of(body):
     return TOKENIZER.decode(engine.requests[0].prompt_ids)
 
 
+@pytest.mark.smoke
 def test_an_answer():
     answer = chat({"model": "fake"})
     assert answer["object"] == "chat.completion"

@@ -12,6 +12,7 @@ def complete(body, engine=None):
     return ok(post(engine or FakeAsyncEngine(), PATH, body))
 
 
+@pytest.mark.smoke
 def test_a_completion():
     answer = complete({"model": "fake", "prompt": "abc"})
     assert answer["object"] == "text_completion"
