@@ -9,7 +9,6 @@ from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.generate import Job, resume
 from pagedjax.types import CompletionOutput, FinishReason, Logprob, RequestOutput, TokenLogprobs
 from pagedjax.weights import LoadedModel
-from tests.engine import tiny
 from tests.server.fakes import TOKENIZER
 
 
@@ -241,15 +240,3 @@ def test_files_that_cannot_be_opened(files):
     write(files[0], [{"prompt": "a"}])
     with pytest.raises(ConfigError, match="absent"):
         run((files[0], files[0].parent / "absent" / "out.jsonl"))
-
-
-def test_with_a_real_engine(files):
-    """Ids through a tiny model, one by one and all at once: the same tokens."""
-    lines = [{"prompt": [1 + i, 2, 3] * (1 + i), "max_tokens": 5, "temperature": 0} for i in range(6)]
-    write(files[0], [{**line, "detokenize": False} for line in lines])
-    engine = tiny.make_engine()
-    _, records = run(files, engine)
-    alone = [tiny.run(engine, [line["prompt"]], tiny.params(max_tokens=5, ignore_eos=False))[0] for line in lines]
-    for index, output in enumerate(alone):
-        assert records[index]["outputs"][0]["token_ids"] == output.outputs[0].token_ids
-    assert not engine.runner.check()

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import random
 import time
 
@@ -11,6 +12,7 @@ import pytest
 
 from pagedjax.config import Config, with_overrides
 from pagedjax.engine import AsyncEngine, from_loaded
+from pagedjax.generate import Job
 from pagedjax.models import Llama
 from pagedjax.weights import LoadedModel
 from tests.models.harness import random_checkpoint, tiny_spec
@@ -81,6 +83,23 @@ def assert_clean(client, engine):
     assert found[PAGES % "free"] + found[PAGES % "cached"] == 64
     assert found['pagedjax:compilations_after_warm_up_total{model_name="tiny"}'] == 0
     assert engine.runner.check() == []
+
+
+def test_a_file_is_continued_as_its_lines_alone(engine, tmp_path):
+    """`pagedjax.generate`; comes first, while no server has the engine."""
+    lines = [{"prompt": "abc" * (1 + i), "max_tokens": 5 + i, "temperature": 0, "ignore_eos": True} for i in range(6)]
+
+    def run(name, lines):
+        source, target = tmp_path / f"{name}.jsonl", tmp_path / f"{name}.out"
+        source.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        Job(engine, progress=False).run(str(source), str(target))
+        records = [json.loads(line) for line in target.read_text().splitlines()]
+        return [r["outputs"] for r in sorted(records, key=lambda r: r["index"])]
+
+    together = run("all", lines)
+    assert together == [run(f"line{i}", [line])[0] for i, line in enumerate(lines)]
+    assert [len(outputs[0]["token_ids"]) for outputs in together] == [5, 6, 7, 8, 9, 10]
+    assert not engine.runner.check()
 
 
 def test_a_prompt_list_is_answered_as_its_members_alone(client):
