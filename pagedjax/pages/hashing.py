@@ -21,9 +21,10 @@ def _u32(x: int) -> np.ndarray:
 
 def _mix(x: Words) -> Words:
     """A bijection of u32 under which every input bit moves about half of the output bits (C. Wellons, "lowbias32")."""
-    x = (x ^ (x >> _u32(16))) * _u32(0x7FEB352D)
-    x = (x ^ (x >> _u32(15))) * _u32(0x846CA68B)
-    return x ^ (x >> _u32(16))
+    with np.errstate(over="ignore"):  # NumPy warns of wrapping where both factors are scalars
+        x = (x ^ (x >> _u32(16))) * _u32(0x7FEB352D)
+        x = (x ^ (x >> _u32(15))) * _u32(0x846CA68B)
+        return x ^ (x >> _u32(16))
 
 
 def page_digests(tokens: Words, secret: Words) -> Words:
@@ -78,9 +79,3 @@ def prefix_hashes(tokens: jax.Array, namespace: jax.Array, secret: jax.Array, bi
 
     factor, offset = lax.associative_scan(compose, (factor, digest))
     return finish(factor * chain_seed(namespace.astype(jnp.uint32), secret) + offset, secret, bits)
-
-
-def next_state(state: Words, page_tokens: Words, secret: Words) -> Words:
-    """One step of the chain, on the host: the state after a page of tokens i32[S]."""
-    with np.errstate(over="ignore"):
-        return state * multiplier(secret) + page_digests(page_tokens.astype(np.uint32), secret)

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from pagedjax.pages.hashing import chain_seed, finish, next_state
+from pagedjax.pages.hashing import chain_seed, finish, multiplier, page_digests
 from pagedjax.pages.state import NULL_PAGE, Pages
 
 _MAX_EXAMPLES = 8
@@ -118,30 +118,30 @@ def _index(host: Pages) -> list[str]:
     unlisted = [page for page in published if not listed[page]]
     if unlisted:
         broken.append(f"published pages {_some(unlisted)} are in no bucket")
-    states: dict[int, Any] = {}  # hash state of each reachable page
-    twins: dict[tuple, int] = {}
     children: dict[tuple[int, int], list[int]] = {}
     for page in published:
         children.setdefault((int(host.parent[page]), int(host.parent_generation[page])), []).append(page)
-    with np.errstate(over="ignore"):
-        frontier = [
-            (page, chain_seed(np.asarray(link[0] - N, np.uint32), host.secret))
-            for link, kids in children.items()
-            if link[0] >= N
-            for page in kids
-        ]
-        while frontier:
-            page, before = frontier.pop()
-            if page in states:
-                broken.append(f"page {page} is reachable in two ways")
-                continue
-            states[page] = state = next_state(before, host.tokens[page], host.secret)
-            if finish(state, host.secret, host.hash_bits) != host.hash[page]:
-                broken.append(f"page {page} carries another hash than its past gives")
-            twin = twins.setdefault(
-                (int(host.parent[page]), int(host.parent_generation[page]), host.tokens[page].tobytes()), page
-            )
-            if twin != page:
-                broken.append(f"pages {twin} and {page} are published with the same past and content")
-            frontier += [(kid, state) for kid in children.get((page, int(host.generation[page])), ())]
+    states: dict[int, int] = {}  # hash state of each reachable page
+    twins: dict[tuple, int] = {}
+    digests = page_digests(host.tokens.astype(np.uint32), host.secret)
+    factor = int(multiplier(host.secret))
+    roots = [link for link in children if link[0] >= N]
+    seeds = chain_seed(np.asarray([link[0] - N for link in roots], np.uint32), host.secret)
+    frontier = [(page, int(seed)) for link, seed in zip(roots, seeds, strict=True) for page in children[link]]
+    while frontier:
+        page, before = frontier.pop()
+        if page in states:
+            broken.append(f"page {page} is reachable in two ways")
+            continue
+        states[page] = (before * factor + int(digests[page])) % 2**32
+        link = (int(host.parent[page]), int(host.parent_generation[page]))
+        twin = twins.setdefault((link, host.tokens[page].tobytes()), page)
+        if twin != page:
+            broken.append(f"pages {twin} and {page} are published with the same past and content")
+        frontier += [(kid, states[page]) for kid in children.get((page, int(host.generation[page])), ())]
+    reached = np.fromiter(states, np.int64, len(states))
+    hashes = finish(np.fromiter(states.values(), np.int64, len(states)).astype(np.uint32), host.secret, host.hash_bits)
+    wrong = reached[host.hash[reached] != hashes]
+    if wrong.size:
+        broken.append(f"pages {_some(wrong)} carry another hash than their past gives")
     return broken

@@ -12,8 +12,8 @@ from pagedjax.pages.state import NULL_PAGE, Pages
 def acquire(pages: Pages, ids: jax.Array, mask: jax.Array) -> Pages:
     """One more owner for each masked entry of ids i32[K]; an unowned page is revived and its queue entry goes stale."""
     N = pages.total_pages
-    # The stamp says which pages are unowned. Reading ref_counts here would make XLA copy them: no update may follow a read
-    # that it does not depend on.
+    # The stamp says which pages are unowned. Reading ref_counts here would make XLA copy them: an update must depend
+    # on the reads before it. For the same reason the last update of the stamps goes by `last`.
     revived = mask & (pages.stamp[jnp.where(mask, ids, 0)] != 0)
     stamp = pages.stamp.at[jnp.where(revived, ids, N)].set(0, mode="drop")
     stamp, last = last_occurrence(stamp, ids, revived)

@@ -1,17 +1,19 @@
-"""Page management in plain Python: lists, a loop over rows, one page at a time. Slow and obvious; the verbs must agree exactly.
+"""Page management in plain Python: lists, a loop over rows, one page at a time. Slow, obvious, and exactly the same.
 
-Only the hash of a chain is taken from the package: it decides which bucket a page competes for, which is policy, not truth.
+Only the hash of a chain is taken from the package: it decides which bucket a page competes for: policy, not truth.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections import Counter
 
+import jax
 import numpy as np
 
 from pagedjax.pages import NULL_PAGE, Pages
-from pagedjax.pages.hashing import chain_seed, finish, next_state
+from pagedjax.pages.hashing import prefix_hashes
 
 
 @dataclasses.dataclass
@@ -29,7 +31,8 @@ class PagesOracle:
     def __init__(self, pages: Pages):
         self.N, self.S, self.R, self.P = pages.total_pages, pages.page_size, pages.max_rows, pages.max_pages_per_row
         self.G = pages.num_groups
-        self.secret, self.hash_bits = np.asarray(pages.secret), pages.hash_bits
+        self.secret = np.asarray(pages.secret)
+        self._hash = jax.jit(functools.partial(prefix_hashes, bits=pages.hash_bits))
         self.rows: list[list[list[int]]] = [[[] for _ in range(self.G)] for _ in range(self.R)]
         self.counts = [0] * self.N
         self.generation = [0] * self.N
@@ -109,13 +112,8 @@ class PagesOracle:
         return need
 
     def _hashes(self, tokens: list[int], namespace: int) -> list[int]:
-        with np.errstate(over="ignore"):
-            state, out = chain_seed(np.asarray(namespace, np.uint32), self.secret), []
-            for i in range(len(tokens) // self.S):
-                page = np.asarray(tokens[i * self.S : (i + 1) * self.S], np.int32)
-                state = next_state(state, page, self.secret)
-                out.append(int(finish(state, self.secret, self.hash_bits)))
-        return out
+        pages = np.asarray(tokens, np.int32).reshape(-1, self.S)
+        return self._hash(pages, np.int32(namespace), self.secret).tolist()
 
     def _find(self, tokens: list[int], namespace: int, limit: int) -> list[int]:
         found: list[int] = []

@@ -1,7 +1,7 @@
-"""A make-believe engine: rows with tokens, a KV pool that remembers what was written, the verbs, and the oracle beside them.
+"""A make-believe engine: rows with tokens, a KV pool that remembers what was written, the verbs, and the oracle.
 
-The pool holds, for each slot, the whole past of the token written there. Whatever sharing, copying, recycling and prefix hits do to
-the tables, each row must find its own past behind every one of its tokens.
+The pool holds, for each slot, the whole past of the token written there. Whatever sharing, copying, recycling and
+prefix hits do to the tables, each row must find its own past behind every one of its tokens.
 """
 
 from __future__ import annotations
@@ -28,15 +28,31 @@ VERBS: dict[str, Callable] = {
     "unpin": verbs.unpin,
 }
 
+COW_NEED = jax.jit(verbs.cow_need)
+
 GEOMETRIES: dict[str, dict[str, Any]] = {
     # Enough room that prefix hits and revivals are common; positions wrap around 2**32 early.
-    "roomy": dict(num_pages=40, page_size=4, max_rows=6, max_pages_per_row=8, secret=(1, 2)),
+    "roomy": {"num_pages": 40, "page_size": 4, "max_rows": 6, "max_pages_per_row": 8, "secret": (1, 2)},
     # Sixteen hash values in four buckets of two: collisions everywhere, buckets full of owned pages.
-    "collisions": dict(
-        num_pages=26, page_size=2, max_rows=6, max_pages_per_row=8, secret=(3, 4), hash_bits=4, num_buckets=4, num_ways=2
-    ),
+    "collisions": {
+        "num_pages": 26,
+        "page_size": 2,
+        "max_rows": 6,
+        "max_pages_per_row": 8,
+        "secret": (3, 4),
+        "hash_bits": 4,
+        "num_buckets": 4,
+        "num_ways": 2,
+    },
     # Two layer groups and a pool that is always short.
-    "groups": dict(num_pages=30, page_size=2, max_rows=5, max_pages_per_row=6, num_groups=2, secret=(5, 6)),
+    "groups": {
+        "num_pages": 30,
+        "page_size": 2,
+        "max_rows": 5,
+        "max_pages_per_row": 6,
+        "num_groups": 2,
+        "secret": (5, 6),
+    },
 }
 
 
@@ -53,14 +69,12 @@ def shift_positions(pages: Pages, laps: int) -> Pages:
     )
 
 
-class Jitted:
-    """The verbs compiled once per geometry, donating."""
+JITTED = {name: jax.jit(verb, donate_argnums=0) for name, verb in VERBS.items()}
 
-    def __init__(self) -> None:
-        self.calls = {name: jax.jit(verb, donate_argnums=0) for name, verb in VERBS.items()}
 
-    def __call__(self, name: str, pages: Pages, *args: jax.Array) -> Any:
-        return self.calls[name](pages, *args)
+def jitted(name: str, pages: Pages, *args: jax.Array) -> Any:
+    """The verb compiled, once per geometry, and in place."""
+    return JITTED[name](pages, *args)
 
 
 def eager(name: str, pages: Pages, *args: jax.Array) -> Any:
@@ -101,7 +115,10 @@ class World:
 
     def grow(self, rows: list[int], news: list[list[int]]) -> None:
         """Append tokens to rows, in this order: pages, copy-on-write, write."""
-        need = [max(-(-(len(self.tokens[r]) + len(new)) // self.S) - len(self.oracle.rows[r][0]), 0) for r, new in zip(rows, news, strict=True)]
+        need = [
+            max(-(-(len(self.tokens[r]) + len(new)) // self.S) - len(self.oracle.rows[r][0]), 0)
+            for r, new in zip(rows, news, strict=True)
+        ]
         rows, need = self._pad(rows, self.R), self._pad(need, 1)
         (ok,) = self._call("alloc", rows, need)
         assert ok.tolist() == self.oracle.alloc(rows, need)
@@ -118,8 +135,7 @@ class World:
     def own_page(self, rows: list[int]) -> list[bool]:
         """Copy-on-write of the page that each row writes next."""
         logical = [len(self.tokens[r]) // self.S if r < self.R else 0 for r in rows]
-        need = verbs.cow_need(self.pages, ints(rows), ints(logical)).tolist() if self.run is not eager else None
-        assert need is None or need == self.oracle.cow_need(rows, logical)
+        assert COW_NEED(self.pages, ints(rows), ints(logical)).tolist() == self.oracle.cow_need(rows, logical)
         copies, ok = self._call("cow", rows, logical)
         pairs = [(s, d) for s, d in copies.tolist() if d < self.N]
         assert (pairs, ok.tolist()) == self.oracle.cow(rows, logical)
@@ -135,7 +151,9 @@ class World:
             logical, offset = divmod(len(self.tokens[row]), self.S)
             self.tokens[row].append(token)
             for group in self.oracle.rows[row]:
-                assert self.oracle.counts[group[logical]] == 1 or group[logical] in self.pins, "a shared page was written"
+                assert self.oracle.counts[group[logical]] == 1 or group[logical] in self.pins, (
+                    "a shared page was written"
+                )
                 self.kv[group[logical], offset] = (self.namespace[row], *self.tokens[row])
 
     def remap(self, rows: list[int], src: list[int]) -> None:
@@ -205,7 +223,9 @@ class World:
             for t in range(len(self.tokens[r])):
                 for group in self.oracle.rows[r]:
                     past = (self.namespace[r], *self.tokens[r][: t + 1])
-                    assert self.kv[group[t // self.S], t % self.S] == past, f"row {r}, token {t}: a page of somebody else"
+                    assert self.kv[group[t // self.S], t % self.S] == past, (
+                        f"row {r}, token {t}: a page of somebody else"
+                    )
 
     def finish(self) -> None:
         """Release everything; all pages must be free or cached."""
@@ -226,7 +246,9 @@ def step(world: World, rng: random.Random, kind: str) -> None:
     if kind == "admit" and w.indexed:
         rows = [r for r in rows if not w.oracle.rows[r][0]]
         # Two first tokens and two others: many prompts begin alike.
-        prompts = [[rng.randint(0, 1) if rng.random() < 0.1 else 0 for _ in range(rng.randint(0, w.P * w.S))] for _ in rows]
+        prompts = [
+            [rng.randint(0, 1) if rng.random() < 0.1 else 0 for _ in range(rng.randint(0, w.P * w.S))] for _ in rows
+        ]
         w.admit(rows, prompts, [int(rng.random() < 0.2) for _ in rows])
     elif kind in ("grow", "exhaust"):
         most = w.P * w.S if kind == "exhaust" else w.S + 1
