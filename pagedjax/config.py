@@ -9,6 +9,7 @@ import dataclasses
 import difflib
 import math
 import typing
+from collections.abc import Mapping
 from typing import Any
 
 from pagedjax.errors import ConfigError
@@ -224,13 +225,30 @@ def _fits(value: Any, kind: Any, metadata: Any) -> bool:
     return math.isfinite(value) and (metadata["low"] is None or metadata["low"] <= value <= metadata["high"])
 
 
-def with_overrides(config: Config, overrides: dict[str, Any]) -> Config:
+def unknown_key(path: str) -> ConfigError:
+    """The error for a key that does not exist, with the nearest one that does."""
+    known = [name for name, _ in options(Config())]
+    near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
+    if not near:  # the right name in the wrong section
+        name = path.rsplit(".", 1)[-1]
+        close = difflib.get_close_matches(name, [k.rsplit(".", 1)[-1] for k in known], n=1, cutoff=0.6)
+        near = [k for k in known if close and k.rsplit(".", 1)[-1] == close[0]]
+    section = path.split(".")[0]
+    if near:
+        hint = f"did you mean config.{near[0]}?"
+    elif any(k.startswith(f"{section}.") for k in known):
+        hint = f"config.{section} has " + ", ".join(k.split(".")[1] for k in known if k.startswith(f"{section}."))
+    else:
+        hint = "sections are " + ", ".join(dict.fromkeys(k.split(".")[0] for k in known if "." in k))
+    return ConfigError(f"config.{path}: no such option; {hint}")
+
+
+def with_overrides(config: Config, overrides: Mapping[str, Any]) -> Config:
     """`config` with options replaced by dotted name, such as {"cache.page_size": 32}. ConfigError for an unknown name."""
-    known = [path for path, _ in options(config)]
+    known = {path for path, _ in options(config)}
     for path, value in overrides.items():
         if path not in known:
-            near = difflib.get_close_matches(path, known, n=1, cutoff=0.3)
-            raise ConfigError(f"config.{path}: no such option; did you mean config.{near[0] if near else known[0]}?")
+            raise unknown_key(path)
         config = _replaced(config, path.split("."), value)
     return config
 

@@ -20,7 +20,7 @@ from absl import app
 from absl import flags as absl_flags
 from ml_collections import config_dict, config_flags
 
-from pagedjax.config import Config, Option, check, options, requirement, with_overrides
+from pagedjax.config import Config, Option, check, options, requirement, unknown_key, with_overrides
 from pagedjax.errors import ConfigError, PagedJaxError
 
 _ARGUMENT = re.compile(r"--?(?P<no>no)?config(?:\.(?P<path>[^=]*))?(?:=(?P<value>.*))?", re.DOTALL)
@@ -71,24 +71,6 @@ def _first_of(prefix: str) -> str:
 
 def _leaves() -> dict[str, Option]:
     return dict(options(Config()))
-
-
-def unknown_key(path: str) -> ConfigError:
-    """The error for a key that does not exist, with the nearest one that does."""
-    known = list(_leaves())
-    near = difflib.get_close_matches(path, known, n=1, cutoff=0.5)
-    if not near:  # the right name in the wrong section
-        name = path.rsplit(".", 1)[-1]
-        close = difflib.get_close_matches(name, [k.rsplit(".", 1)[-1] for k in known], n=1, cutoff=0.6)
-        near = [k for k in known if close and k.rsplit(".", 1)[-1] == close[0]]
-    section = path.split(".")[0]
-    if near:
-        hint = f"did you mean config.{near[0]}?"
-    elif any(k.startswith(f"{section}.") for k in known):
-        hint = f"config.{section} has " + ", ".join(k.split(".")[1] for k in known if k.startswith(f"{section}."))
-    else:
-        hint = "sections are " + ", ".join(dict.fromkeys(k.split(".")[0] for k in known if "." in k))
-    return ConfigError(f"config.{path}: no such option; {hint}")
 
 
 def parse_value(path: str, text: str) -> Any:

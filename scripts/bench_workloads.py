@@ -125,7 +125,9 @@ def main(argv: list[str]) -> None:
     for label, row in table.items():
         print(f"{label:14s}" + "".join(f"  {key} {value:9.2f}" for key, value in row.items()))
     if _OUTPUT.value:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True).stdout.strip()
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
+        ).stdout.strip()
         info = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "dtype": _DTYPE.value, "commit": commit}
         path = pathlib.Path(_OUTPUT.value)
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,7 @@
-"""The engine: requests in, tokens out. `Engine` is the synchronous core, `AsyncEngine` serves an event loop, `LLM` is for offline work."""
+"""The engine: requests in, tokens out.
+
+`Engine` is the synchronous core, `AsyncEngine` serves an event loop, `LLM` is for offline work.
+"""
 
 from pagedjax.engine.async_engine import AsyncEngine
 from pagedjax.engine.build import build_engine, from_loaded

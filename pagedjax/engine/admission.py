@@ -45,7 +45,9 @@ def make_group(
     longest = max_model_len - len(request.prompt_ids)
     max_new = longest if sampling.max_tokens is None else min(sampling.max_tokens, longest)
     if sampling.min_tokens > max_new:
-        raise InvalidRequestError("min_tokens", f"only {max_new} tokens fit after this prompt, got {sampling.min_tokens}")
+        raise InvalidRequestError(
+            "min_tokens", f"only {max_new} tokens fit after this prompt, got {sampling.min_tokens}"
+        )
     continuations = []
     for index in range(sampling.n):
         sequence = Sequence.start(

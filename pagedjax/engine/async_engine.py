@@ -165,7 +165,10 @@ class AsyncEngine:
         try:
             self._engine.add_request(request)
             self._streams[request.request_id] = stream
-        except PagedJaxError as error:
+        except Exception as error:
+            # A request that cannot even be looked at is that request's trouble, not everybody's.
+            if not isinstance(error, PagedJaxError):
+                logger.exception("request %s could not be added", request.request_id)
             stream.put(error)
 
     def _send(self, output: RequestOutput) -> None:

@@ -10,6 +10,7 @@ import secrets
 import time
 from collections.abc import Sequence as Seq
 
+import jax
 import numpy as np
 
 from pagedjax.config import Config
@@ -175,7 +176,7 @@ class Engine:
             lanes = [(s, q) for s, q in lanes if s is not victim]
         if not lanes:
             return
-        results, hidden = self.runner.mixed([(s.row, q) for s, q in lanes])
+        results, hidden = self.runner.mixed([(_row(s), q) for s, q in lanes])
         self.counters.steps += 1
         self._score_prompts(lanes, hidden)
         for (sequence, q_len), result in zip(lanes, results, strict=True):
@@ -190,7 +191,7 @@ class Engine:
         """Decode on the device until a trap, and handle it."""
         sequences = [s for s, _ in plan.lanes]
         trap, results = self.runner.decode(
-            [s.row for s in sequences],
+            [_row(s) for s in sequences],
             [self._budget(s) for s in sequences],
             max_steps=self._max_steps(len(sequences)),
             leave_on_finish=bool(self._scheduler.waiting),
@@ -296,11 +297,10 @@ class Engine:
             self.counters.finished[continuation.finish_reason] += 1
 
     def _settlement(self, sequence: Sequence, *, release: bool = True) -> Settlement:
-        assert sequence.row is not None
         length = sequence.num_computed if self.config.cache.prefix_caching else 0
-        return Settlement(sequence.row, length=length, namespace=sequence.namespace, release=release)
+        return Settlement(_row(sequence), length=length, namespace=sequence.namespace, release=release)
 
-    def _score_prompts(self, lanes: list[tuple[Sequence, int]], hidden: object) -> None:
+    def _score_prompts(self, lanes: list[tuple[Sequence, int]], hidden: jax.Array) -> None:
         """Log-probabilities of prompt tokens in this step's chunks, for requests that want them."""
         offset = 0
         for sequence, q_len in lanes:
@@ -347,3 +347,8 @@ class Engine:
         self.runner.programs.warm_up(progress=progress)
         self.counters.warm_up_seconds = time.perf_counter() - started
         self._warm_compilations = self.runner.compilations.count
+
+
+def _row(sequence: Sequence) -> int:
+    assert sequence.row is not None, "a sequence without a row is in no step"
+    return sequence.row

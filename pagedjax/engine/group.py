@@ -31,12 +31,7 @@ class Continuation:
         self.new_ids += ids
         num = self.sequence.request.sampling.logprobs
         if num is not None:
-            self.new_logprobs += [
-                host_logprobs(
-                    token, samples.logprobs[i], samples.ranks[i], samples.top_ids[i], samples.top_logprobs[i], num
-                )
-                for i, token in enumerate(ids)
-            ]
+            self.new_logprobs += [_entry(token, samples, i, num) for i, token in enumerate(ids)]
 
     def drain(self) -> CompletionOutput | None:
         """The news; None where there are none."""
@@ -78,9 +73,7 @@ class RequestGroup:
             self.prompt_logprobs.append(None)
         for i, token in enumerate(next_ids.tolist()):
             if start + 1 + i == len(self.prompt_logprobs):
-                self.prompt_logprobs.append(
-                    host_logprobs(token, out.logprobs[i], out.ranks[i], out.top_ids[i], out.top_logprobs[i], num)
-                )
+                self.prompt_logprobs.append(_entry(token, out, i, num))
 
     def drain(self) -> RequestOutput | None:
         """The news of all continuations; None where there are none."""
@@ -98,3 +91,15 @@ class RequestGroup:
             prompt_logprobs=(self.prompt_logprobs or [None]) if wants else None,
             num_generated_tokens=sum(c.sequence.num_generated for c in self.continuations),
         )
+
+
+def _entry(token: int, out: SampleOutput | LogprobsOutput, i: int, num: int) -> TokenLogprobs:
+    """Entry i of a device report for the outside."""
+    return host_logprobs(
+        token,
+        float(out.logprobs[i]),
+        int(out.ranks[i]),
+        np.asarray(out.top_ids[i]),
+        np.asarray(out.top_logprobs[i]),
+        num,
+    )

@@ -85,8 +85,10 @@ class LLM:
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or a list of them, through the model's chat template."""
-        many = messages if messages and not isinstance(messages[0], Mapping) else [messages]
-        encoded = [(None, tuple(self.engine.loaded.encode_chat(list(m)))) for m in many]
+        many: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
+        encoded: list[tuple[str | None, tuple[int, ...]]] = [
+            (None, tuple(self.engine.loaded.encode_chat(list(m)))) for m in many
+        ]
         return self._run(encoded, sampling_params, cache_salt, progress)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
@@ -109,9 +111,7 @@ class LLM:
             )
         requests = []
         for (text, ids), sampling in zip(prompts, sampling_params, strict=True):
-            requests.append(
-                Request(f"llm-{self._next_id}", ids, sampling, cache_salt=cache_salt, prompt=text)
-            )
+            requests.append(Request(f"llm-{self._next_id}", ids, sampling, cache_salt=cache_salt, prompt=text))
             self._next_id += 1
         return self._serve(requests, self._progress if progress is None else progress)
 

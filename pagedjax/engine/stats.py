@@ -64,15 +64,15 @@ class EngineStats:
     ) -> EngineStats:
         """Put counters and the device's page counts together."""
         pages = runner.page_stats()
-        owned = runner.num_usable_pages - pages.free - pages.cached
+        owned = runner.num_usable_pages - int(pages.free) - int(pages.cached)
         return cls(
             num_running=num_running,
             num_waiting=num_waiting,
-            pages_free=pages.free,
-            pages_active=pages.active,
-            pages_shared=pages.shared,
-            pages_cached=pages.cached,
-            pages_pending=pages.pending,
+            pages_free=int(pages.free),
+            pages_active=int(pages.active),
+            pages_shared=int(pages.shared),
+            pages_cached=int(pages.cached),
+            pages_pending=int(pages.pending),
             pages_total=runner.num_usable_pages,
             kv_usage=owned / runner.num_usable_pages,
             prompt_tokens=counters.prompt_tokens,

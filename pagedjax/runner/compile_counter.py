@@ -17,11 +17,12 @@ class CompileCounter:
         self._count = 0
 
     def start(self) -> CompileCounter:
-        """Begin to listen. Listeners cannot be taken off through JAX's public interface, so a counter lives as long as the process."""
+        """Begin to listen. JAX has no public way to take a listener off, so a counter lives as long as the process."""
         jax.monitoring.register_event_duration_secs_listener(self._on_event)
         return self
 
-    def _on_event(self, event: str, duration: float, **_: object) -> None:
+    def _on_event(self, event: str, duration_secs: float, **kwargs: str | int) -> None:
+        del duration_secs, kwargs
         if event == _EVENT:
             with self._lock:
                 self._count += 1

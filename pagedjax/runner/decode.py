@@ -1,4 +1,4 @@
-"""Decode on the device until a trap: the counterpart of a process that runs until a page fault, an exit, a system call or its time slice."""
+"""Decode on the device until a trap, as a process runs until a page fault, an exit, a system call or its time slice."""
 
 from __future__ import annotations
 
@@ -24,8 +24,7 @@ class Trap(enum.IntEnum):
     STEPS = 5  # end of the time slice
 
 
-@struct.dataclass
-class DecodeReport:
+class DecodeReport(struct.PyTreeNode):
     """What the host reads after a loop; K is the largest number of steps of one dispatch."""
 
     trap: jax.Array  # i32 Trap

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import nnx, struct
@@ -12,20 +14,21 @@ from pagedjax.runner.state import EngineState, RowStatus
 from pagedjax.runner.step import Params
 from pagedjax.sampling import LogprobsOutput, RowSampling, prompt_logprobs, reset_counts, set_rows
 
+Values = Any  # a jax.Array inside programs, numpy or a shape outside
 
-@struct.dataclass
-class Admission:
+
+class Admission(struct.PyTreeNode):
     """Sequences to be given rows, C at a time. Padded entries have row R."""
 
-    rows: jax.Array  # i32[C] empty rows
-    token_ids: jax.Array  # i32[C, M] what is known: the prompt, and what a preempted sequence had generated
-    num_tokens: jax.Array  # i32[C]
-    prompt_lens: jax.Array  # i32[C]
-    max_tokens: jax.Array  # i32[C] total length
-    match_tokens: jax.Array  # i32[C] tokens the prefix cache may serve; 1 turns it off
-    namespaces: jax.Array  # i32[C]
+    rows: Values  # i32[C] empty rows
+    token_ids: Values  # i32[C, M] what is known: the prompt, and what a preempted sequence had generated
+    num_tokens: Values  # i32[C]
+    prompt_lens: Values  # i32[C]
+    max_tokens: Values  # i32[C] total length
+    match_tokens: Values  # i32[C] tokens the prefix cache may serve; 1 turns it off
+    namespaces: Values  # i32[C]
     sampling: RowSampling  # each field [C, ...]
-    uses_counts: jax.Array  # bool[C] the row's penalties need token_counts
+    uses_counts: Values  # bool[C] the row's penalties need token_counts
 
 
 def admit(state: EngineState, new: Admission) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:

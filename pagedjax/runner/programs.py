@@ -23,7 +23,7 @@ from pagedjax.sampling import init_row_sampling
 ADMIT_WIDTH = 8
 """Sequences admitted or settled in one dispatch."""
 
-Key = tuple[str, *tuple[int, ...]]
+Key = tuple  # the name, then static sizes
 
 
 def _like(tree: Any) -> Any:

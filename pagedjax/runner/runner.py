@@ -28,7 +28,7 @@ class NewRow:
     """A sequence that gets row `row`."""
 
     row: int
-    token_ids: Sequence[int]
+    token_ids: Sequence[int] | np.ndarray
     prompt_len: int
     max_tokens: int
     match_tokens: int
@@ -177,7 +177,7 @@ class Runner:
         ]
         return results, hidden
 
-    def score(self, hidden: jax.Array, next_ids: Sequence[int]) -> LogprobsOutput:
+    def score(self, hidden: jax.Array, next_ids: np.ndarray) -> LogprobsOutput:
         """Log-probabilities (numpy) of the tokens that follow the first positions of `hidden`."""
         T = hidden.shape[0]
         out = self.programs.get("score", T)(self._params, hidden, _padded(next_ids, T, 0))
@@ -243,7 +243,7 @@ class Runner:
         }
 
 
-def _padded(values: Sequence[int], width: int, fill: int) -> np.ndarray:
+def _padded(values: Sequence[int] | np.ndarray, width: int, fill: int) -> np.ndarray:
     out = np.full(width, fill, np.int32)
     out[: len(values)] = values
     return out

@@ -72,7 +72,9 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
     """
     if config.cache.num_pages:
         if config.cache.num_pages < 2:
-            raise ConfigError(f"config.cache.num_pages: must be at least 2 (one page is reserved), got {config.cache.num_pages}")
+            raise ConfigError(
+                f"config.cache.num_pages: must be at least 2 (one page is reserved), got {config.cache.num_pages}"
+            )
         return config.cache.num_pages
     page_size = config.cache.page_size
     page = bytes_per_page(spec.num_layers, spec.num_kv_heads, spec.head_dim, cache_dtype(config).itemsize, page_size)

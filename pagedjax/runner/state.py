@@ -23,8 +23,7 @@ class RowStatus(enum.IntEnum):
     FULL = 3  # reached its length limit
 
 
-@struct.dataclass
-class Rows:
+class Rows(struct.PyTreeNode):
     """The sequences that run now, one a row.
 
     A row's tokens 0 .. num_computed - 1 have their keys and values in pages; tokens up to num_tokens - 1 are known. A row
@@ -49,8 +48,7 @@ class Rows:
         return self.token_ids.shape[1]
 
 
-@struct.dataclass
-class EngineState:
+class EngineState(struct.PyTreeNode):
     """Pages (who owns what), the KV cache (the contents), rows (the sequences)."""
 
     pages: Pages

@@ -20,8 +20,7 @@ from pagedjax.sampling import SampleOutput, add_tokens, is_stop, sample
 Params = Any  # the model's nnx.State
 
 
-@struct.dataclass
-class StepReport:
+class StepReport(struct.PyTreeNode):
     """What the host reads after a mixed step, one entry a lane."""
 
     sampled: jax.Array  # bool[B] the lane got a new token

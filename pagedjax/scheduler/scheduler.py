@@ -51,7 +51,10 @@ class Scheduler:
 
     def _order(self, sequence: Sequence) -> tuple[float, int]:
         features = Features(
-            arrival=sequence.rank, priority=sequence.request.priority, num_tokens=sequence.num_tokens, num_computed=sequence.num_computed
+            arrival=sequence.rank,
+            priority=sequence.request.priority,
+            num_tokens=sequence.num_tokens,
+            num_computed=sequence.num_computed,
         )
         return float(self.policy(features)), sequence.rank
 

@@ -195,15 +195,19 @@ def test_n_continuations(engine):
 
 def test_logprobs_of_tokens_and_prompt(engine):
     """A14: one entry a prompt token, the first None, the same with a warm cache."""
-    from tests.oracles import llama_oracle
     from tests.engine.tiny import tensors
+    from tests.oracles import llama_oracle
 
     prompt = random_prompts(1, 45, 46, seed=30)[0]
     sampling = params(max_tokens=5, logprobs=3, prompt_logprobs=1)
     cold, warm = (run(engine, [prompt], sampling)[0] for _ in range(2))
     ids = list(prompt) + cold.outputs[0].token_ids
     logits = llama_oracle.forward(SPEC, tensors(), ids)
-    logp = logits - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True)) - logits.max(-1, keepdims=True)
+    logp = (
+        logits
+        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
+        - logits.max(-1, keepdims=True)
+    )
     assert cold.prompt_logprobs[0] is None
     assert len(cold.prompt_logprobs) == len(prompt)
     for t in range(1, len(prompt)):
@@ -222,7 +226,7 @@ def test_logprobs_of_tokens_and_prompt(engine):
 def test_length_limits(engine):
     """A04, A21: M - 1 tokens leave room for one; M tokens, or what the pool cannot hold, are refused at once."""
     M = engine.max_model_len
-    assert M == min(SPEC.max_position_embeddings, 64 * 8)
+    assert min(SPEC.max_position_embeddings, 64 * 8) == M
     prompt = random_prompts(1, M, M + 1, seed=31)[0]
     out = run(engine, [prompt[:-1]], params(max_tokens=10))[0].outputs[0]
     assert (len(out.token_ids), out.finish_reason) == (1, FinishReason.LENGTH)
