@@ -31,7 +31,7 @@ class KVCache(NamedTuple):
     Attributes:
       kv_pages: [L, N, S, 2K, D]. The head axis is interleaved: index 2k holds K of KV head k, index 2k+1 its V, so that
         sharding that axis keeps pairs together. D is the padded head dim; the padding is zero in every written slot.
-        uint16 holds the bits of bfloat16 and uint8 those of float8_e4m3fn, where the device cannot update those in place.
+        uint16 holds the bits of bfloat16 and uint8 those of float8_e4m3fn, where XLA does not update those in place.
       scales: f32[L, N, S, 2K] for int8 and float8_e4m3fn pages (value = page element * scale), else None.
     """
 
@@ -115,5 +115,5 @@ def to_storage(x: jax.Array, cache: KVCache) -> jax.Array:
 
 
 def from_storage(x: jax.Array, cache: KVCache) -> jax.Array:
-    """What was read from kv_pages -> elements of cache.dtype. For what was read, never for all pages: it would copy them."""
+    """What was read from kv_pages -> elements of cache.dtype. Not for all pages: it would copy them."""
     return x if cache.kv_pages.dtype == cache.dtype else lax.bitcast_convert_type(x, cache.dtype)

@@ -1,4 +1,4 @@
-"""One picker for the backends of every op: by device and by what the call needs, with the reason when one cannot serve."""
+"""One picker for the backends of every op: by device and needs, with the reason when one cannot serve."""
 
 from __future__ import annotations
 

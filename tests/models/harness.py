@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -65,6 +66,13 @@ def random_checkpoint(spec: ModelSpec, seed: int = 0, num_vocab_rows: int | None
     return out
 
 
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=3)
+def _step(graphdef, params, batch, cache):
+    model = nnx.merge(graphdef, params)
+    hidden, cache = model(batch, cache)
+    return model.logits(hidden), cache
+
+
 class PagedRun:
     """Feeds chunks of several sequences through a model, each row in pages of its own, scattered over the pool."""
 
@@ -82,14 +90,6 @@ class PagedRun:
         self.table = order.reshape(num_rows, pages)
         self.lengths = np.zeros(num_rows, np.int32)
         self.num_slots = num_pages * page_size
-
-        @jax.jit
-        def step(params, batch, cache):
-            model = nnx.merge(self.graphdef, params)
-            hidden, cache = model(batch, cache)
-            return model.logits(hidden), cache
-
-        self.step = step
 
     def feed(
         self, chunks: Sequence[Sequence[int]], *, pad_to: int = 0, max_q_len: int | None = None
@@ -124,7 +124,7 @@ class PagedRun:
             max_q_len=max_q_len,
             backend=self.backend,
         )
-        logits, self.cache = self.step(self.params, batch, self.cache)
+        logits, self.cache = _step(self.graphdef, self.params, batch, self.cache)
         logits = np.asarray(logits)
         if max_q_len == 1:
             return [logits[i : i + 1] if chunks[i] else logits[:0] for i in range(num_rows)]

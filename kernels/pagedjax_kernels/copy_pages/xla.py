@@ -17,6 +17,8 @@ def copy_pages_xla(cache: KVCache, src: jax.Array, dst: jax.Array) -> KVCache:
     whole pool where bfloat16 scatters are not in place.
     """
     count = src.shape[0]
+    if count == 0:
+        return cache
     valid = dst < cache.num_pages
     num_copies = jnp.sum(valid, dtype=jnp.int32)
     # Copies to the front, in order; padding goes behind the end.

@@ -58,9 +58,9 @@ def load_keys_and_values(
 ) -> tuple[jax.Array, jax.Array]:
     """Gathers pages i32[.., C] of one layer, KV heads outside: K and V, [.., K, C * S, D] each, in `dtype`.
 
-    Values of tokens that are not `seen` (bool[.., C * S]) are zeroed, because a weight of zero times NaN is NaN; keys are
-    left as they are, because their scores are masked. Indexed by (layer, page, head): slicing the layer out first would
-    copy it, and a flat index may not fit 32 bits.
+    Values of tokens that are not `seen` (bool[.., C * S]) are zeroed, because zero times NaN is NaN; keys are not, as
+    their scores are masked. Indexed by (layer, page, head): slicing the layer out first would copy it,
+    and a flat index may not fit 32 bits.
     """
     heads = jnp.arange(cache.num_kv_heads, dtype=jnp.int32)[:, None]
     pages = jnp.broadcast_to(ids[..., None, :], (*ids.shape[:-1], cache.num_kv_heads, ids.shape[-1]))

@@ -1,0 +1,127 @@
+"""kv_update, copy_pages and init_cache."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from pagedjax_kernels import KVCache, copy_pages, init_cache, kv_update
+from pagedjax_kernels.cache import from_storage, padded_head_dim
+from pagedjax_kernels.compat import storage_dtype
+
+from tests.kernels.harness import poisoned
+
+DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
+STEP = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11, "int8": 0.5 / 127, "float8_e4m3fn": 2**-4}
+
+
+def contents(cache: KVCache) -> np.ndarray:
+    """float32 [L, N * S, K, 2, D]."""
+    x = np.asarray(from_storage(cache.kv_pages, cache).astype(jnp.float32))
+    if cache.scales is not None:
+        x = x * np.asarray(cache.scales)[..., None]
+    return x.reshape(x.shape[0], -1, cache.num_kv_heads, 2, cache.head_dim)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_kv_update_writes_its_slots_and_nothing_else(dtype, backend):
+    rng = np.random.default_rng(0)
+    cache = poisoned(init_cache(2, 5, 4, 2, 80, dtype))
+    k, v = (rng.normal(size=(6, 2, 80)).astype(np.float32) * 3 for _ in range(2))
+    k[1, 0] = 0
+    slots = np.array([7, 19, 20, 0, 21, 10])  # 20 and 21 are padding
+    run = jax.jit(lambda *a: kv_update(*a, backend=backend))
+    after = contents(run(cache, jnp.asarray(k), jnp.asarray(v), jnp.int32(1), jnp.asarray(slots, jnp.int32)))
+    real = slots < 20
+    for which, x in enumerate((k, v)):
+        got = after[1, slots[real], :, which]
+        largest = np.abs(x[real]).max(-1, keepdims=True)
+        limit = STEP[dtype] * (largest if dtype == "int8" else np.maximum(np.abs(x[real]), largest * 2**-8))
+        assert (np.abs(got[..., :80] - x[real]) <= limit * 1.001).all()
+        np.testing.assert_array_equal(got[..., 80:], 0)
+    untouched = np.ones(20, bool)
+    untouched[slots[real]] = False
+    assert np.isnan(after[0]).all()
+    assert np.isnan(after[1, untouched]).all()
+
+
+@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn"])
+@pytest.mark.parametrize("magnitude", [1e-30, 1.0, 3e38])
+def test_quantised_extremes_stay_finite(dtype, magnitude):
+    cache = init_cache(1, 2, 4, 1, 64, dtype)
+    x = jnp.asarray(np.linspace(-1, 1, 64), jnp.float32).reshape(1, 1, 64) * magnitude
+    got = contents(kv_update(cache, x, x, 0, jnp.asarray([5], jnp.int32)))[0, 5, 0]
+    np.testing.assert_allclose(got[0], np.asarray(x)[0, 0], rtol=0, atol=magnitude * 2**-4)
+
+
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_copy_pages_copies_all_layers(dtype, backend):
+    rng = np.random.default_rng(0)
+    cache = init_cache(3, 6, 4, 1, 64, dtype)
+    cache = jax.tree.map(lambda x: jnp.asarray(rng.integers(0, 100, x.shape)).astype(x.dtype), cache)
+    run = jax.jit(lambda *a: copy_pages(*a, backend=backend))
+    src, dst = jnp.asarray([5, 2, 0, 2], jnp.int32), jnp.asarray([6, 4, 7, 1], jnp.int32)  # 6 and 7 are padding
+    after = run(cache, src, dst)
+    for new, old in zip(jax.tree.leaves(after), jax.tree.leaves(cache), strict=True):
+        new, old = np.asarray(new), np.asarray(old)
+        np.testing.assert_array_equal(new[:, [1, 4]], old[:, [2, 2]])
+        np.testing.assert_array_equal(new[:, [0, 2, 3, 5]], old[:, [0, 2, 3, 5]])
+
+
+def test_copy_pages_of_nothing():
+    cache = init_cache(1, 2, 4, 1, 64, "float32")
+    empty = jnp.zeros(0, jnp.int32)
+    np.testing.assert_array_equal(copy_pages(cache, empty, empty).kv_pages, cache.kv_pages)
+
+
+def test_bad_arguments_are_named():
+    cache = init_cache(1, 3, 4, 2, 64, "float32")
+    k, slots = jnp.zeros((2, 2, 64)), jnp.zeros(2, jnp.int32)
+    with pytest.raises(ValueError, match=r"k and v must both be \[T, K, D\]"):
+        kv_update(cache, k, k[:1], 0, slots)
+    with pytest.raises(ValueError, match="k has 1 KV heads, the cache 2"):
+        kv_update(cache, k[:, :1], k[:, :1], 0, slots)
+    with pytest.raises(ValueError, match="head dim 65"):
+        kv_update(cache, jnp.zeros((2, 2, 65)), jnp.zeros((2, 2, 65)), 0, slots)
+    with pytest.raises(ValueError, match=r"slot_mapping must be \[T\] = \(2,\)"):
+        kv_update(cache, k, k, 0, slots[:1])
+    with pytest.raises(ValueError, match="slot_mapping must be int32"):
+        kv_update(cache, k, k, 0, slots.astype(jnp.uint32))
+    with pytest.raises(ValueError, match="src and dst must both be"):
+        copy_pages(cache, slots, slots[:1])
+    with pytest.raises(ValueError, match="must be int32"):
+        copy_pages(cache, slots, slots.astype(jnp.uint32))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"num_pages": 0}, "num_pages must be at least 1, got 0"),
+        ({"page_size": 512}, r"page_size must be in \[1, 256\], got 512"),
+        ({"head_dim": 300}, r"head_dim must be in \[1, 256\], got 300"),
+        ({"num_pages": 2**28}, r"at most 2\*\*30 slots"),
+        ({"dtype": "int4"}, "dtype must be one of float32, .* got int4"),
+    ],
+)
+def test_init_cache_names_what_is_out_of_range(changes, message):
+    arguments = {
+        "num_layers": 1, "num_pages": 2, "page_size": 16, "num_kv_heads": 1, "head_dim": 64, "dtype": "int8"
+    }  # fmt: skip
+    with pytest.raises(ValueError, match=message):
+        init_cache(**{**arguments, **changes})
+
+
+def test_head_dims_are_padded_at_allocation():
+    padded = {d: padded_head_dim(d) for d in (8, 16, 64, 80, 96, 128, 192, 256)}
+    assert padded == {8: 8, 16: 16, 64: 64, 80: 128, 96: 128, 128: 128, 192: 192, 256: 256}
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_cache_names_its_dtype_however_it_is_stored(dtype):
+    cache = init_cache(1, 2, 4, 1, 64, dtype)
+    assert cache.dtype == jnp.dtype(dtype)
+    assert cache.kv_pages.dtype == storage_dtype(dtype, jax.default_backend())
+    assert (cache.scales is not None) == (dtype in ("int8", "float8_e4m3fn"))
