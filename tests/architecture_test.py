@@ -1,4 +1,4 @@
-"""The layers: a module imports only from lower layers or from its own folder. Read from the source, without running it."""
+"""The layers: a module imports only from lower layers or from its own folder. Read from the source, not run."""
 
 import ast
 import pathlib

@@ -51,6 +51,9 @@ def cow_need(pages: Pages, rows: jax.Array, logical: jax.Array) -> jax.Array:
 def cow(pages: Pages, rows: jax.Array, logical: jax.Array) -> tuple[Pages, jax.Array, jax.Array]:
     """Give each row a page of its own where it is about to write: a new one, to be copied into, for a shared one.
 
+    One page a row: a row that writes across several pages has the later ones fresh from `alloc`. (Where not, as when
+    it was forked with pages in reserve, call this once for each page.)
+
     If all holders of a page write in this call, the last in order keeps it. Rows are served in the order given, as long
     as the pages last; the first that cannot be served and all after it are left untouched.
 

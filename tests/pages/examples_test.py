@@ -36,6 +36,8 @@ from tests.pages.small import (
 )
 from tests.pages.world import ints
 
+pytestmark = pytest.mark.smoke
+
 
 def test_figures_6_and_7_two_requests_take_pages_on_demand():
     pages = pages_in_order([7, 1, 5, 2, 3])

@@ -115,6 +115,7 @@ class World:
 
     def grow(self, rows: list[int], news: list[list[int]]) -> None:
         """Append tokens to rows, in this order: pages, copy-on-write, write."""
+        news = [self._in_reach(r, new) for r, new in zip(rows, news, strict=True)]
         need = [
             max(-(-(len(self.tokens[r]) + len(new)) // self.S) - len(self.oracle.rows[r][0]), 0)
             for r, new in zip(rows, news, strict=True)
@@ -131,6 +132,11 @@ class World:
             else:
                 self.failures += 1
         self.verify()
+
+    def _in_reach(self, row: int, new: list[int]) -> list[int]:
+        """What one `cow` covers: a row that holds pages beyond the one it writes may share them, and stops there."""
+        length, mapped = len(self.tokens[row]), len(self.oracle.rows[row][0])
+        return new[: self.S - length % self.S] if mapped > length // self.S + 1 else new
 
     def own_page(self, rows: list[int]) -> list[bool]:
         """Copy-on-write of the page that each row writes next."""
