@@ -2,9 +2,11 @@
 
 import functools
 import importlib.util
+import os
 import pathlib
 import re
 import shlex
+import subprocess
 
 import jax
 import numpy as np
@@ -197,3 +199,16 @@ def test_scripts_say_what_they_are_for(path):
     if path.suffix in ("", ".py"):
         first, second = path.read_text().splitlines()[:2]
         assert second.startswith(("# ", '"""')) or first.startswith('"""'), f"{path.name}: begins without a description"
+
+
+@pytest.mark.parametrize("script", ["install", "check", "make_goldens"])
+def test_help_of_scripts_does_nothing_else(script, tmp_path):
+    """Not even make an environment, which they otherwise begin with."""
+    environment = {**os.environ, "VENV": str(tmp_path / "venv"), "PAGEDJAX_CACHE": str(tmp_path / "cache")}
+    command = [ROOT / "scripts" / script, "--help"]
+    done = subprocess.run(
+        command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0
+    assert f"scripts/{script}" in done.stdout or "Usage" in done.stdout
+    assert not list(tmp_path.iterdir())
