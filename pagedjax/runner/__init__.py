@@ -2,7 +2,7 @@
 
 from pagedjax.runner.buckets import Buckets, make_buckets
 from pagedjax.runner.decode import Trap
-from pagedjax.runner.runner import LaneResult, NewRow, Runner, Settlement, cache_folder, enable_compilation_cache
+from pagedjax.runner.runner import LaneResult, NewRow, Runner, Settlement, enable_compilation_cache
 from pagedjax.runner.state import EngineState, Rows, RowStatus
 
 __all__ = [
@@ -15,7 +15,6 @@ __all__ = [
     "Runner",
     "Settlement",
     "Trap",
-    "cache_folder",
     "enable_compilation_cache",
     "make_buckets",
 ]

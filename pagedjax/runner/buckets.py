@@ -45,13 +45,21 @@ def _ladder(low: int, high: int) -> tuple[int, ...]:
 
 def make_buckets(runner: RunnerConfig, scheduler: SchedulerConfig) -> Buckets:
     """The configured sizes, or a ladder in steps of four: 8, 32, ... lanes and 64, 256, ... tokens."""
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        raise ConfigError(
+            f"config.scheduler.max_num_batched_tokens: must be at least scheduler.max_num_seqs = {scheduler.max_num_seqs}, "
+            f"a token for each sequence that decodes; got {scheduler.max_num_batched_tokens}"
+        )
     lanes = runner.lane_buckets or _ladder(MIN_LANES, max(MIN_LANES, scheduler.max_num_seqs))
     tokens = runner.token_buckets or _ladder(MIN_TOKENS, max(MIN_TOKENS, scheduler.max_num_batched_tokens))
     _check("runner.lane_buckets", lanes, scheduler.max_num_seqs, "scheduler.max_num_seqs")
     _check("runner.token_buckets", tokens, scheduler.max_num_batched_tokens, "scheduler.max_num_batched_tokens")
-    # With few tokens there are usually few lanes; with all lanes, the smallest T that leaves room for a chunk.
-    small = [(t, lanes[0]) for t in tokens if t >= lanes[0]]
-    large = [(t, lanes[-1]) for t in tokens if t >= lanes[-1]] if len(lanes) > 1 else []
+    if len(lanes) == 1:
+        return Buckets(lanes=lanes, tokens=tuple((t, lanes[0]) for t in tokens))
+    # Few tokens mostly come with few lanes, many with many: the corners are left out, since a program takes seconds to
+    # compile. What falls into one takes the next larger size. All lanes need at least as many tokens.
+    small = [(t, lanes[0]) for t in (tokens[:-1] or tokens) if t >= lanes[0]]
+    large = [(t, lanes[-1]) for t in (tokens[1:] or tokens) if t >= lanes[-1]]
     return Buckets(lanes=lanes, tokens=tuple(sorted({*small, *large})))
 
 

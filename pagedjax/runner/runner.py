@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from pagedjax.folders import cache_folder
 from pagedjax.models import ModelSpec
 from pagedjax.pages import PageStats, check
 from pagedjax.runner.buckets import Buckets
@@ -262,12 +263,3 @@ def enable_compilation_cache(folder: str) -> None:
     jax.config.update("jax_compilation_cache_dir", str(path))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
-
-
-def cache_folder() -> Path:
-    """Where pagedjax keeps what can be made again: $PAGEDJAX_CACHE, or pagedjax in the user's cache folder."""
-    import os
-
-    if "PAGEDJAX_CACHE" in os.environ:
-        return Path(os.environ["PAGEDJAX_CACHE"])
-    return Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "pagedjax"

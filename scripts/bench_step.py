@@ -1,0 +1,184 @@
+#!/usr/bin/env python3
+"""Where a decode step's time goes: linear layers, attention, KV write, head, sampling, page verbs, host.
+
+  .venv/bin/python scripts/bench_step.py --rows=64 --context=192 --output=benchmarks/step.json
+
+Each part runs alone in a device loop of its own, over the default model's weights and shapes; the whole step is the
+engine's own decode loop. Parts do not add up to the whole exactly: alone they find warmer caches. The host's share is
+measured on the engine: the wall time of whole turns less the time inside device dispatches.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from absl import app, flags
+from flax import nnx
+from jax import lax
+from pagedjax_kernels import init_cache, kv_update, paged_attention
+
+from pagedjax import LLM, Request, SamplingParams
+from pagedjax.nn import linear, rms_norm
+from pagedjax.sampling import init_row_sampling, init_token_counts, sample
+
+_ROWS = flags.DEFINE_integer("rows", 64, "sequences that decode")
+_CONTEXT = flags.DEFINE_integer("context", 192, "tokens each has")
+_STEPS = flags.DEFINE_integer("steps", 16, "steps a measurement")
+_REPEAT = flags.DEFINE_integer("repeat", 5, "measurements; the best counts")
+_DTYPE = flags.DEFINE_enum("dtype", "bfloat16", ["bfloat16", "float32"], "weights, activations and KV pages")
+_OUTPUT = flags.DEFINE_string("output", "", "where to write the figures as JSON")
+
+
+def best_ms(run: Callable[[], object]) -> float:
+    """Best milliseconds a step; `run` does `--steps` steps and gives something to wait for."""
+    jax.block_until_ready(run())
+    times = []
+    for _ in range(_REPEAT.value):
+        started = time.perf_counter()
+        jax.block_until_ready(run())
+        times.append(time.perf_counter() - started)
+    return min(times) * 1e3 / _STEPS.value
+
+
+def loop(step: Callable, *args: object) -> Callable[[], object]:
+    """`step(carry, *args) -> carry`, `--steps` times in one program; the carry (args[0]) is donated and fed back."""
+    n = _STEPS.value
+    program = jax.jit(lambda carry, rest: lax.fori_loop(0, n, lambda _, c: step(c, *rest), carry), donate_argnums=0)
+    state = [args[0]]
+
+    def run() -> object:
+        state[0] = program(state[0], args[1:])
+        return state[0]
+
+    return run
+
+
+def parts(llm: LLM) -> dict[str, float]:
+    """Milliseconds a step of each part."""
+    model, spec, B = llm.engine.loaded.model, llm.engine.loaded.spec, _ROWS.value
+    dtype, L = model.dtype, spec.num_layers
+    layers = model.layers.arrays()
+    _, params = nnx.split(model)
+    pages_per_row = -(-(_CONTEXT.value + 1) // 16)
+    table = jnp.asarray(1 + np.random.default_rng(0).permutation(B * pages_per_row).reshape(B, -1), jnp.int32)
+    cache = init_cache(L, B * pages_per_row + 1, 16, spec.num_kv_heads, spec.head_dim, dtype)
+    x = jnp.ones((B, spec.hidden_size), dtype)
+    q = jnp.ones((B, spec.num_heads, spec.head_dim), dtype)
+    kv = jnp.ones((B, spec.num_kv_heads, spec.head_dim), dtype)
+    kv_lens = jnp.full(B, _CONTEXT.value, jnp.int32)
+    cu = jnp.arange(B + 1, dtype=jnp.int32)
+    slots = table[:, -1] * 16
+    index = jnp.arange(L, dtype=jnp.int32)
+
+    def linears(x, layers):
+        def layer(x, w):
+            qkv = linear(rms_norm(x, w["attention_norm"], spec.norm_eps), w["qkv"]).astype(dtype)
+            heads = qkv[:, :, :-2].reshape(B, spec.num_heads, spec.head_dim)
+            x = x + linear(heads, w["out"], num_contracted=3).astype(dtype)
+            y = linear(rms_norm(x, w["mlp_norm"], spec.norm_eps), w["gate_up"])
+            y = (jax.nn.silu(y[:, 0]) * y[:, 1]).astype(dtype)
+            return x + linear(y, w["down"]).astype(dtype), None
+
+        return lax.scan(layer, x, layers)[0]
+
+    def attention(q, cache, table, kv_lens):
+        def layer(q, i):
+            return paged_attention(q, cache, i, table, kv_lens, cu, max_q_len=1).astype(dtype), None
+
+        return lax.scan(layer, q, index)[0]
+
+    def write(cache, kv):
+        return lax.scan(lambda c, i: (kv_update(c, kv, kv, i, slots), None), cache, index)[0]
+
+    def head(x, params):
+        del params
+        return x + model.logits(x).max(-1, keepdims=True).astype(dtype)
+
+    sampling, counts = init_row_sampling(B, spec.vocab_size), init_token_counts(B, spec.vocab_size)
+    logits = jax.random.normal(jax.random.key(0), (B, spec.vocab_size))
+    rows = jnp.arange(B, dtype=jnp.int32)
+
+    def greedy(tokens, logits):
+        out = sample(logits + tokens[:, None], sampling, rows, counts, positions=rows, num_generated=rows)
+        return out.tokens.astype(jnp.float32) * 1e-9
+
+    return {
+        "linear layers": best_ms(loop(linears, x, layers)),
+        "attention": best_ms(loop(attention, q, cache, table, kv_lens)),
+        "head": best_ms(loop(head, jnp.ones(x.shape, dtype), params)),
+        "sampling": best_ms(loop(greedy, jnp.zeros(B, jnp.float32), logits)),
+        "KV write": best_ms(loop(write, cache, kv)),
+    }
+
+
+def whole(llm: LLM) -> dict[str, float]:
+    """Milliseconds a step of the engine, and the host's share of its turns."""
+    engine, runner = llm.engine, llm.engine.runner
+    inside = 0.0
+
+    def timed(call: Callable) -> Callable:
+        def run(*args, **kwargs):
+            nonlocal inside
+            started = time.perf_counter()
+            out = call(*args, **kwargs)
+            inside += time.perf_counter() - started
+            return out
+
+        return run
+
+    for name in ("admit", "settle", "mixed", "decode"):
+        setattr(runner, name, timed(getattr(runner, name)))
+    rng = np.random.default_rng(0)
+    half = _CONTEXT.value - _STEPS.value // 2
+    best = {"whole step": float("inf"), "host share": float("nan")}
+    for turn in range(_REPEAT.value):
+        sampling = SamplingParams(temperature=0, max_tokens=_STEPS.value + 1, ignore_eos=True)
+        for i in range(_ROWS.value):
+            ids = tuple(rng.integers(100, engine.vocab_size - 100, half).tolist())
+            engine.add_request(Request(f"{turn}-{i}", ids, sampling))
+        while engine.counters.generation_tokens < (turn * (_STEPS.value + 1) + 1) * _ROWS.value:
+            engine.step()
+        inside, steps, started = 0.0, engine.counters.steps, time.perf_counter()
+        while engine.has_unfinished():
+            engine.step()
+        wall, steps = time.perf_counter() - started, engine.counters.steps - steps
+        if wall / steps * 1e3 < best["whole step"]:
+            best = {"whole step": wall / steps * 1e3, "host share": (wall - inside) / wall}
+    return best
+
+
+def main(argv: list[str]) -> None:
+    del argv
+    llm = LLM(
+        progress=False,
+        model__dtype=_DTYPE.value,
+        model__max_model_len=max(512, 2 * _CONTEXT.value),
+        scheduler__max_num_seqs=_ROWS.value,
+        cache__prefix_caching=False,
+    )
+    figures = whole(llm)
+    figures |= parts(llm)
+    for name, value in figures.items():
+        print(f"{name:14s} {value:9.3f}" + (" ms" if name != "host share" else " of the wall time"))
+    if _OUTPUT.value:
+        info = {
+            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "jax": jax.__version__,
+            "dtype": _DTYPE.value,
+        }
+        info |= {"rows": _ROWS.value, "context": _CONTEXT.value, "command": " ".join(sys.argv), "figures": figures}
+        pathlib.Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps(info, indent=1))
+
+
+if __name__ == "__main__":
+    app.run(main)
