@@ -1,7 +1,7 @@
 """pagedjax: a JAX-native LLM serving engine and research framework around PagedAttention.
 
-    from pagedjax import LLM, SamplingParams
-    print(LLM().generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
+from pagedjax import LLM, SamplingParams
+print(LLM().generate("The capital of France is", SamplingParams(temperature=0))[0].outputs[0].text)
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class CacheConfig:
     num_pages: int = option(0, "physical pages, one of them reserved; 0: from memory_fraction", low=0, high=2**24)
     memory_fraction: float = option(
         0.85,
-        "share of the device memory that weights, activations and pages may use together (CPU: at most 4 GiB of pages)",
+        "share of the device memory that weights, activations and pages may use together (CPU: at most 2 GiB of pages)",
         low=0.05,
         high=0.98,
     )
@@ -87,6 +87,11 @@ class SchedulerConfig:
     max_num_seqs: int = option(64, "sequences that run at once (rows)", low=1, high=4096)
     max_num_batched_tokens: int = option(512, "tokens in one step: prefill chunks are cut to it", low=8, high=65536)
     max_waiting: int = option(4096, "requests that may wait; one more is refused (HTTP 429)", low=1, high=10**6)
+    policy: str = option(
+        "first_come",
+        "who goes first: first_come, or priority (a request's `priority`, lower is more urgent)",
+        choices=("first_come", "priority"),
+    )
     growth_share: float = option(
         0.25,
         "share of a request's possible output for which pages must be free before it is admitted",

@@ -30,7 +30,9 @@ def _number(field: str, value: object, low: float, high: float, *, low_open: boo
     try:
         value = float(value)
     except OverflowError:
-        raise InvalidRequestError(field, f"must be a finite number, got an integer of {len(str(value))} digits") from None
+        raise InvalidRequestError(
+            field, f"must be a finite number, got an integer of {len(str(value))} digits"
+        ) from None
     below = value <= low if low_open else value < low
     if not math.isfinite(value) or below or value > high:
         bracket = "(" if low_open else "["
@@ -113,7 +115,9 @@ class SamplingParams:
             _integer("max_tokens", self.max_tokens, 1, 2**31 - 1)
         _integer("min_tokens", self.min_tokens, 0, 2**31 - 1)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            raise InvalidRequestError("min_tokens", f"must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}")
+            raise InvalidRequestError(
+                "min_tokens", f"must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}"
+            )
         put("stop", self._checked_stop())
         ids = tuple(self.stop_token_ids or ())
         if len(ids) > MAX_STOP_TOKEN_IDS:
@@ -172,7 +176,7 @@ class Request:
       cache_salt: prefix-cache namespace; prompts with different salts never share pages. "" is the common one.
       prompt: the text the ids came from, where there was one.
       read_prefix_cache: False computes the whole prompt.
-      priority: lower is more urgent; unused by first come, first served.
+      priority: lower is more urgent; counts where scheduler.policy is `priority`.
     """
 
     request_id: str
@@ -196,7 +200,7 @@ class Logprob:
 
 @dataclasses.dataclass(frozen=True)
 class TokenLogprobs:
-    """The chosen token and the most likely ones at its position, most likely first (the chosen one only if it is among them)."""
+    """The chosen token, and the most likely ones at its position, most likely first."""
 
     chosen: Logprob
     top: tuple[Logprob, ...] = ()

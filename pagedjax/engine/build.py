@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import logging
 import secrets
+from pathlib import Path
 
 import jax
 from flax import nnx
 
 from pagedjax.config import Config
 from pagedjax.engine.engine import Engine
+from pagedjax.errors import ConfigError
 from pagedjax.runner import Runner, enable_compilation_cache, make_buckets, sizing
 from pagedjax.weights import LoadedModel, load_model
 
@@ -33,7 +35,20 @@ def build_engine(
     enable_compilation_cache(config.runner.compilation_cache)
     if loaded is None:
         loaded = load_model(config.model.path, sizing.model_dtype(config))
+    if config.model.chat_template:
+        loaded = with_chat_template(loaded, config.model.chat_template)
     return from_loaded(loaded, config, interactive=interactive, progress=progress)
+
+
+def with_chat_template(loaded: LoadedModel, path: str) -> LoadedModel:
+    """The model with the Jinja template of file `path` in place of its own."""
+    if loaded.tokenizer is None:
+        raise ConfigError(f"config.model.chat_template: model {loaded.name!r} has no tokenizer to render it for")
+    try:
+        loaded.tokenizer.chat_template = Path(path).expanduser().read_text(encoding="utf-8")
+    except (OSError, UnicodeError) as error:
+        raise ConfigError(f"config.model.chat_template: {path} cannot be read: {error}") from error
+    return loaded
 
 
 def from_loaded(

@@ -16,9 +16,10 @@ import numpy as np
 from pagedjax.config import Config
 from pagedjax.engine.admission import make_group
 from pagedjax.engine.group import Continuation, RequestGroup
+from pagedjax.engine.namespaces import Namespaces
 from pagedjax.engine.stats import Counters, EngineStats
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
-from pagedjax.policy import first_come
+from pagedjax.policy import POLICIES
 from pagedjax.runner import LaneResult, NewRow, RowStatus, Runner, Settlement, Trap
 from pagedjax.sampling import uses_counts
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
@@ -49,12 +50,12 @@ class Engine:
         self._scheduler = Scheduler(
             config.scheduler,
             page_size=runner.page_size,
-            policy=first_come,
+            policy=POLICIES[config.scheduler.policy],
             prefix_caching=config.cache.prefix_caching,
         )
         self._groups: dict[str, RequestGroup] = {}
         self._continuations: dict[Sequence, Continuation] = {}
-        self._namespaces: dict[str, int] = {}
+        self._namespaces = Namespaces()
         self._rank = 0
         self._seeds = np.random.default_rng(config.seed or secrets.randbits(64))
         self._warm_compilations = runner.compilations.count
@@ -78,7 +79,7 @@ class Engine:
             self.loaded,
             max_model_len=self.max_model_len,
             rank=self._rank,
-            namespace=self._namespaces.setdefault(request.cache_salt, len(self._namespaces)),
+            namespace=self._namespaces.of(request.cache_salt),
             seed=int(self._seeds.integers(2**63)),
         )
         self._rank += request.sampling.n

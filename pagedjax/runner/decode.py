@@ -84,7 +84,7 @@ def decode_loop(
         starts = gather(state.rows.num_computed, lanes)
         q_lens = active.astype(jnp.int32)
         need, _ = pages_short(state.pages, lanes, starts, q_lens)
-        pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need)
+        pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=lanes.shape[0])
         active = active & ok
         batch = decode_batch(pages, state.rows, lanes, active, backend)
         hidden, cache = model(batch, cache)

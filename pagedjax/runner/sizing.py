@@ -7,11 +7,11 @@ from pathlib import Path
 
 import jax
 import jax.numpy as jnp
+from pagedjax_kernels import init_cache
 
 from pagedjax.config import Config
 from pagedjax.errors import ConfigError
 from pagedjax.models import ModelSpec
-from pagedjax.pages.capacity import bytes_per_page
 
 GIB = 2**30
 MAX_CPU_POOL = 2 * GIB
@@ -77,7 +77,7 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
             )
         return config.cache.num_pages
     page_size = config.cache.page_size
-    page = bytes_per_page(spec.num_layers, spec.num_kv_heads, spec.head_dim, cache_dtype(config).itemsize, page_size)
+    page = _page_bytes(config, spec)
     # Activations of one step: the widest are the MLP's and, per sampling row, the logits; counted with a factor for copies.
     activations = 4 * config.scheduler.max_num_batched_tokens * (3 * spec.intermediate_size + 8 * spec.hidden_size)
     activations += 3 * 4 * config.scheduler.max_num_seqs * spec.vocab_size
@@ -92,6 +92,12 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
             f"for pages beside {weight_bytes / GIB:.1f} GiB of weights; raise it, or take a smaller model or dtype"
         )
     return pages + 1
+
+
+def _page_bytes(config: Config, spec: ModelSpec) -> int:
+    """Bytes of one page over all layers as it will be allocated: padded head dims and scales included."""
+    shape = (spec.num_layers, 1, config.cache.page_size, spec.num_kv_heads, spec.head_dim, cache_dtype(config))
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(lambda: init_cache(*shape))))
 
 
 def max_model_len(config: Config, spec: ModelSpec) -> int:

@@ -53,15 +53,26 @@ def _writers(pages: Pages, lanes: jax.Array, q_lens: jax.Array) -> jax.Array:
 
 
 def take_pages(
-    pages: Pages, cache: KVCache, lanes: jax.Array, starts: jax.Array, q_lens: jax.Array, need: jax.Array
+    pages: Pages,
+    cache: KVCache,
+    lanes: jax.Array,
+    starts: jax.Array,
+    q_lens: jax.Array,
+    need: jax.Array,
+    *,
+    num_tokens: int,
 ) -> tuple[Pages, KVCache, jax.Array]:
     """Grow the lanes' tables by `need` pages and copy shared pages that are about to be written.
+
+    num_tokens is static, at least sum(q_lens).
 
     Returns:
       pages, cache, ok bool[B]: lanes that may write. A failed lane keeps its table.
     """
     page_size = pages.tokens.shape[1]
-    pages, grown = alloc(pages, lanes, need)
+    # A lane's tokens begin in a page it has or at the start of a new one.
+    max_total = (num_tokens // page_size + lanes.shape[0]) * pages.num_groups
+    pages, grown = alloc(pages, lanes, need, max_total=max_total)
     pages, copies, own = cow(pages, _writers(pages, lanes, jnp.where(grown, q_lens, 0)), starts // page_size)
     cache = copy_pages(cache, copies[:, 0], copies[:, 1])
     return pages, cache, grown & own
@@ -157,7 +168,7 @@ def mixed_step(
     starts = gather(rows.num_computed, lanes)
     q_lens = jnp.where(gather(rows.status, lanes) == RowStatus.RUNNING, q_lens, 0)
     need, _ = pages_short(state.pages, lanes, starts, q_lens)
-    pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need)
+    pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=num_tokens)
     q_lens = jnp.where(ok, q_lens, 0)
     batch = ragged_batch(pages, rows, lanes, starts, q_lens, num_tokens, backend)
     hidden, cache = model(batch, cache)

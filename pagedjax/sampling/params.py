@@ -113,7 +113,7 @@ def row_values(
     if len(bias) > num_bias:
         raise InvalidRequestError("logit_bias", f"at most {num_bias} entries, got {len(bias)}")
     whole_seed = (seed if sampling.seed is None else sampling.seed) & (2**64 - 1)
-    values: dict[str, Any] = dict(  # noqa: C408
+    values: dict[str, Any] = dict(
         temperature=np.float32(sampling.temperature),
         top_k=np.int32(0 if sampling.top_k >= vocab_size else sampling.top_k),
         # A nucleus mass that rounds to zero would keep nothing; the smallest one that does not keeps the best token.

@@ -308,3 +308,15 @@ def test_no_compilation_after_warm_up():
     engine.step()
     engine.abort("gone")
     assert engine.stats().compilations_after_warm_up == 0
+
+
+def test_priority_goes_first_where_the_policy_says_so():
+    engine = make_engine(
+        scheduler__policy="priority", scheduler__max_num_seqs=1, runner__lane_buckets=(8,), cache__num_pages=33
+    )
+    for i, priority in enumerate((5, 5, -1)):
+        engine.add_request(Request(str(i), PROMPTS[i], params(max_tokens=2), priority=priority))
+    order = []
+    while engine.has_unfinished():
+        order += [out.request_id for out in engine.step() if out.finished]
+    assert order == ["2", "0", "1"]
