@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable
+import logging
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import jax
@@ -32,6 +34,24 @@ def _like(tree: Any) -> Any:
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+@contextlib.contextmanager
+def _held_back(logger: logging.Logger) -> Iterator[None]:
+    """Log lines that come while a progress bar is drawn appear after it."""
+    records: list[logging.LogRecord] = []
+
+    def hold(record: logging.LogRecord) -> bool:
+        records.append(record)
+        return False
+
+    logger.addFilter(hold)
+    try:
+        yield
+    finally:
+        logger.removeFilter(hold)
+        for record in records:
+            logger.handle(record)
 
 
 class Programs:
@@ -77,9 +97,10 @@ class Programs:
         """Compile everything, behind a progress bar."""
         todo: Iterable[Key] = [key for key in self.keys() if key not in self._compiled]
         bar = tqdm(todo, desc="Compiling", unit="program", disable=not progress, leave=True)
-        for key in bar:
-            bar.set_postfix_str(" ".join(map(str, key)))
-            self.get(*key)
+        with _held_back(logging.getLogger("pagedjax_kernels")):
+            for key in bar:
+                bar.set_postfix_str(" ".join(map(str, key)))
+                self.get(*key)
 
     def get(self, name: str, *sizes: int) -> Callable:
         """The compiled program; takes the arguments of the function of that name less its static ones and `graph`."""

@@ -112,20 +112,36 @@ def test_partial_hits(engine, together):
     assert [out.num_cached_tokens for out in outputs] == [0, 24, 24, 24, 24, 24]
 
 
-def test_equal_prompts_arriving_together_hold_the_prefix_once():
-    engine = make_engine(cache__num_pages=40, scheduler__growth_share=0.0)
-    prefix = random_prompts(1, 160, 161, seed=23)[0]
-    prompts = [prefix + q for q in random_prompts(24, 3, 4, seed=24)]
-    most = 0
+def test_a_hundred_requests_hold_their_prefix_once():
+    """2,000 tokens of system prompt, 100 requests at once: 125 pages and one for each request. Then only tails are computed."""
+    engine = make_engine(
+        cache__page_size=16,
+        cache__num_pages=1 + 125 + 100 + 4,
+        scheduler__max_num_seqs=100,
+        scheduler__max_num_batched_tokens=128,
+        runner__lane_buckets=(104,),
+        runner__token_buckets=(128,),
+        runner__check_every=16,
+    )
+    prefix = random_prompts(1, 2000, 2001, seed=23)[0]
+    prompts = [prefix + q for q in random_prompts(100, 6, 7, seed=24)]
+    most_pages = most_rows = 0
     for i, prompt in enumerate(prompts):
-        engine.add_request(Request(str(i), prompt, params(max_tokens=4)))
+        engine.add_request(Request(str(i), prompt, params(max_tokens=8)))
     while engine.has_unfinished():
         engine.step()
         stats = engine.stats()
-        most = max(most, stats.pages_active + stats.pages_shared)
-    assert most <= 20 + 8  # 160 tokens once, and a page for each of the 8 rows
+        most_pages = max(most_pages, stats.pages_active + stats.pages_shared)
+        most_rows = max(most_rows, stats.num_running)
+    assert most_rows == 100
+    assert 200 < most_pages <= 225
     assert engine.counters.preemptions == 0
-    assert engine.counters.prefix_hits == 23 * 160
+    assert engine.counters.prefix_hits == 99 * 2000
+    steps = engine.counters.steps
+    again = run(engine, prompts, params(max_tokens=8))
+    assert [out.num_cached_tokens for out in again] == [2000] * 100
+    assert engine.counters.steps - steps <= 5 + 8  # 600 tokens in chunks of 128, then decoding
+    assert_clean(engine)
 
 
 def test_multi_turn_hits_generated_text(engine):

@@ -17,7 +17,7 @@ from pagedjax.weights import LoadedModel
 from tests.models.harness import random_checkpoint, tiny_spec
 from tests.oracles import llama_oracle
 
-SPEC = tiny_spec(num_layers=2, max_position_embeddings=512)
+SPEC = tiny_spec(num_layers=2, max_position_embeddings=2304)
 EOS = 7
 
 
