@@ -8,21 +8,32 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from pagedjax_kernels import KVCache, init_cache, kv_update
-from pagedjax_kernels.cache import from_storage, to_storage
 
 from tests.oracles import attention_oracle
 
 LAYER = 1  # of two; the other one stays poisoned
 
 
-def poisoned(cache: KVCache) -> KVCache:
-    """The cache with NaN everywhere (in the scales, where the pages cannot hold one)."""
+def poisoned(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
+    """A cache of two layers with NaN everywhere (in the scales, where the pages cannot hold one).
+
+    Filled by numpy: eager jax would compile a program for every new shape.
+    """
+    like = jax.eval_shape(lambda: init_cache(2, num_pages, page_size, num_kv_heads, head_dim, dtype))
+    scales = None if like.scales is None else jnp.asarray(np.full(like.scales.shape, np.nan, np.float32))
+    pages = np.full(like.kv_pages.shape, 0 if dtype == "int8" else np.nan, jnp.dtype(dtype))
+    return KVCache(jnp.asarray(pages.view(like.kv_pages.dtype)), scales)
+
+
+def contents(cache: KVCache) -> np.ndarray:
+    """What the pages hold, in float64: [L, N * S, K, 2, D]."""
+    x = np.asarray(cache.kv_pages).view(cache.dtype).astype(np.float64)
     if cache.scales is not None:
-        cache = cache._replace(scales=jnp.full(cache.scales.shape, jnp.nan, jnp.float32))
-    if cache.dtype == jnp.int8:
-        return cache
-    nan = to_storage(jnp.full((1,), jnp.nan, cache.dtype), cache)
-    return cache._replace(kv_pages=jnp.broadcast_to(nan, cache.kv_pages.shape).copy())
+        x = x * np.asarray(cache.scales)[..., None]
+    return x.reshape(x.shape[0], -1, cache.num_kv_heads, 2, cache.head_dim)
+
+
+_write = jax.jit(kv_update)
 
 
 @dataclasses.dataclass
@@ -39,11 +50,11 @@ class Call:
 
     @property
     def args(self) -> tuple:
-        return self.q, self.cache, jnp.int32(LAYER), self.page_table, self.kv_lens, self.cu_q_lens
+        return self.q, self.cache, np.int32(LAYER), self.page_table, self.kv_lens, self.cu_q_lens
 
     def expected(self, **options) -> np.ndarray:
         """float64 [T, H, D]; zeros for padding."""
-        q, cu = np.asarray(self.q.astype(jnp.float32)), np.asarray(self.cu_q_lens)
+        q, cu = np.asarray(self.q).astype(np.float32), np.asarray(self.cu_q_lens)
         out = np.zeros(q.shape)
         for b, (k, v) in enumerate(zip(self.keys, self.values, strict=True)):
             if len(k):
@@ -62,6 +73,7 @@ def make_call(
     kv_dtype="float32",
     q_dtype=None,
     num_tokens=None,
+    num_pages=None,
     max_pages=None,
     seed=0,
 ) -> Call:
@@ -72,8 +84,8 @@ def make_call(
     rng = np.random.default_rng(seed)
     pages = [-(-n // page_size) for n in kv_lens]
     max_pages = max_pages or max([*pages, 1]) + 1
-    num_pages = 1 + sum(pages) + 2
-    cache = poisoned(init_cache(2, num_pages, page_size, num_kv_heads, head_dim, kv_dtype))
+    num_pages = num_pages or 1 + sum(pages) + 2
+    cache = poisoned(num_pages, page_size, num_kv_heads, head_dim, kv_dtype)
     free = list(rng.permutation(np.arange(1, num_pages)))
     table = rng.integers(0, num_pages, (len(kv_lens), max_pages)).astype(np.int32)
     slots: list[np.ndarray] = []
@@ -83,11 +95,9 @@ def make_call(
         slots.append(table[b, position // page_size] * page_size + position % page_size)
     total = sum(kv_lens)
     k, v = (rng.normal(size=(total, num_kv_heads, head_dim)).astype(np.float32) for _ in range(2))
-    cache = kv_update(cache, jnp.asarray(k), jnp.asarray(v), LAYER, jnp.asarray(np.concatenate(slots), jnp.int32))
-    stored = np.asarray(from_storage(cache.kv_pages, cache).astype(jnp.float32)).astype(np.float64)[LAYER]
-    if cache.scales is not None:
-        stored = stored * np.asarray(cache.scales)[LAYER][..., None]
-    stored = stored.reshape(num_pages * page_size, num_kv_heads, 2, cache.head_dim)[..., :head_dim]
+    all_slots = jnp.asarray(np.concatenate(slots).astype(np.int32))
+    cache = _write(cache, jnp.asarray(k), jnp.asarray(v), np.int32(LAYER), all_slots)
+    stored = contents(cache)[LAYER, ..., :head_dim]
 
     num_queries = sum(q_lens)
     num_tokens = num_queries + 3 if num_tokens is None else num_tokens
@@ -95,11 +105,11 @@ def make_call(
     q[:num_queries] = rng.normal(size=(num_queries, *q.shape[1:]))
     q_dtype = q_dtype or ("float32" if cache.scales is not None else kv_dtype)
     return Call(
-        q=jnp.asarray(q).astype(q_dtype),
+        q=jnp.asarray(q.astype(jnp.dtype(q_dtype))),
         cache=cache,
         page_table=jnp.asarray(table),
-        kv_lens=jnp.asarray(kv_lens, jnp.int32),
-        cu_q_lens=jnp.asarray(np.concatenate([[0], np.cumsum(q_lens)]), jnp.int32),
+        kv_lens=jnp.asarray(np.asarray(kv_lens, np.int32)),
+        cu_q_lens=jnp.asarray(np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)),
         keys=[stored[s, :, 0] for s in slots],
         values=[stored[s, :, 1] for s in slots],
     )

@@ -20,8 +20,8 @@ TOLERANCE = {"float32": 1e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
 
 FACTORS = {
     "page_size": (8, 16, 64, 256),
-    "heads": ((1, 1), (1, 8), (2, 3), (3, 3), (4, 1)),  # KV heads, query heads per KV head
-    "head_dim": (64, 80, 96, 128, 256),
+    "heads": ((1, 1), (1, 8), (2, 3), (4, 1)),  # KV heads, query heads per KV head
+    "head_dim": (64, 80, 128, 256),
     "dtype": ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn"),
     "window": (None, "static", "traced", "traced zero"),
     "soft_cap": (None, 2.0),
@@ -63,7 +63,7 @@ def check(call, *, backend="xla", tolerance=None, max_q_len=None, **options):
         return paged_attention(*args, **kwargs)
 
     sinks = options.pop("sinks", None)
-    got = np.asarray(run(call.args, window if traced else 0, sinks).astype(jnp.float32))
+    got = np.asarray(run(call.args, window if traced else None, sinks)).astype(np.float32)
     if traced:
         options["window"] = int(window)
     want = call.expected(**options, sinks=sinks)
@@ -119,11 +119,10 @@ def test_backends_on_a_mixed_batch(backend, dtype):
     call = make_call(q_lens, kv_lens, page_size=8, kv_dtype=dtype)
     sinks = jnp.linspace(-1, 1, 6, dtype=jnp.float32)
     check(call, backend=backend, soft_cap=3.0, window=9, sinks=sinks)
-    check(call, backend=backend)
 
 
 def test_reference_on_decode_and_padded_heads():
-    check(make_call([1] * 4, [9, 0, 16, 1], head_dim=80, num_tokens=4, page_size=8), backend="reference", max_q_len=1)
+    check(make_call([1] * 4, [9, 0, 16, 1], head_dim=96, num_tokens=4, page_size=8), backend="reference", max_q_len=1)
 
 
 def test_16_bit_queries_over_quantised_and_float32_pages():
@@ -155,13 +154,14 @@ def test_random_ragged_batches(seed):
     q_lens = np.minimum(q_lens, kv_lens)
     while q_lens.sum() > tokens:
         q_lens[np.argmax(q_lens)] //= 2
-    total = -(-50 // size) * rows
     call = make_call(
-        q_lens.tolist(), kv_lens.tolist(), page_size=size, num_tokens=tokens, max_pages=max_pages, seed=seed
-    )
-    pad = total + 3 - call.cache.num_pages  # a pool of one size, so that it compiles once
-    call.cache = call.cache._replace(
-        kv_pages=jnp.pad(call.cache.kv_pages, ((0, 0), (0, pad), (0, 0), (0, 0), (0, 0)), constant_values=jnp.nan)
+        q_lens.tolist(),
+        kv_lens.tolist(),
+        page_size=size,
+        num_tokens=tokens,
+        max_pages=max_pages,
+        num_pages=45,
+        seed=seed,
     )
     got = np.asarray(_jitted(None)(*call.args))
     np.testing.assert_allclose(got, call.expected(), rtol=0, atol=TOLERANCE["float32"])
@@ -173,7 +173,7 @@ def test_output_does_not_depend_on_batch_mates(dtype):
     """Bit for bit: alone among empty rows, and in a full batch whose other rows are longer and shorter."""
     q_lens, kv_lens = [1, 12, 1, 7, 1], [30, 12, 250, 190, 1]
     call = make_call(q_lens, kv_lens, kv_dtype=dtype)
-    together = np.asarray(_jitted(None)(*call.args).astype(jnp.float32))
+    together = np.asarray(_jitted(None)(*call.args)).astype(np.float32)
     starts = np.asarray(call.cu_q_lens)
     for b in range(len(q_lens)):
         # The same shapes; all rows but one are empty, and its queries come first.
@@ -181,17 +181,19 @@ def test_output_does_not_depend_on_batch_mates(dtype):
         lens = jnp.where(jnp.arange(5) == b, call.kv_lens, 0)
         cu = jnp.asarray(np.where(np.arange(6) > b, q_lens[b], 0), jnp.int32)
         _, cache, layer, table, _, _ = call.args
-        alone = np.asarray(_jitted(None)(q, cache, layer, table, lens, cu).astype(jnp.float32))
+        alone = np.asarray(_jitted(None)(q, cache, layer, table, lens, cu)).astype(np.float32)
         np.testing.assert_array_equal(alone[: q_lens[b]], together[starts[b] : starts[b + 1]])
 
 
 def test_decode_alone_equals_decode_in_a_larger_batch():
-    """Bit for bit also over lane counts: 1 and 8 lanes."""
-    call = make_call([1] * 8, [30, 1, 250, 190, 64, 65, 0, 3], num_tokens=8)
+    """Bit for bit also over lane counts: 1 lane, and 21 that are cut into groups by their lengths."""
+    kv_lens = [30, 1, 250, 190, 64, 65, 0, 3, 128, 0, 17, 100, 41, 9, 77, 260, 2, 33, 150, 31, 16]
+    call = make_call([1] * 21, kv_lens, num_tokens=21)
     q, cache, layer, table, lens, _ = call.args
     together = np.asarray(_jitted(1)(*call.args))
+    np.testing.assert_allclose(together, call.expected(), rtol=0, atol=TOLERANCE["float32"])
     one = jnp.arange(2, dtype=jnp.int32)
-    for b in (0, 2, 3, 5):
+    for b in (0, 2, 5, 15, 20):
         alone = np.asarray(_jitted(1)(q[b : b + 1], cache, layer, table[b : b + 1], lens[b : b + 1], one))
         np.testing.assert_array_equal(alone[0], together[b])
 

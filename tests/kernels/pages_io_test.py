@@ -6,29 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import KVCache, copy_pages, init_cache, kv_update
-from pagedjax_kernels.cache import from_storage, padded_head_dim
+from pagedjax_kernels import copy_pages, init_cache, kv_update
+from pagedjax_kernels.cache import padded_head_dim
 from pagedjax_kernels.compat import storage_dtype
 
-from tests.kernels.harness import poisoned
+from tests.kernels.harness import contents, poisoned
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
 STEP = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11, "int8": 0.5 / 127, "float8_e4m3fn": 2**-4}
-
-
-def contents(cache: KVCache) -> np.ndarray:
-    """float32 [L, N * S, K, 2, D]."""
-    x = np.asarray(from_storage(cache.kv_pages, cache).astype(jnp.float32))
-    if cache.scales is not None:
-        x = x * np.asarray(cache.scales)[..., None]
-    return x.reshape(x.shape[0], -1, cache.num_kv_heads, 2, cache.head_dim)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("backend", ["xla", "reference"])
 def test_kv_update_writes_its_slots_and_nothing_else(dtype, backend):
     rng = np.random.default_rng(0)
-    cache = poisoned(init_cache(2, 5, 4, 2, 80, dtype))
+    cache = poisoned(5, 4, 2, 80, dtype)
     k, v = (rng.normal(size=(6, 2, 80)).astype(np.float32) * 3 for _ in range(2))
     k[1, 0] = 0
     slots = np.array([7, 19, 20, 0, 21, 10])  # 20 and 21 are padding

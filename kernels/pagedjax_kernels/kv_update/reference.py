@@ -13,27 +13,23 @@ from pagedjax_kernels.kv_update.quantize import quantize
 def kv_update_reference(
     cache: KVCache, k: jax.Array, v: jax.Array, layer: jax.Array, slot_mapping: jax.Array
 ) -> KVCache:
-    """See kv_update. A loop over tokens and heads with a whole select per token: obvious, and slow."""
-    dim = k.shape[-1]
-    for t in range(k.shape[0]):
+    """See kv_update. A whole select per token: obvious, and slow."""
+    num_tokens, num_kv_heads, dim = k.shape
+    size = cache.page_size
+    kv = jnp.zeros((num_tokens, 2 * num_kv_heads, cache.head_dim), k.dtype)
+    kv = kv.at[:, 0::2, :dim].set(k).at[:, 1::2, :dim].set(v)
+
+    def put(t: jax.Array, cache: KVCache) -> KVCache:
         slot = slot_mapping[t]
-        inside = (slot >= 0) & (slot < cache.num_pages * cache.page_size)
-        page, offset = jnp.where(inside, slot // cache.page_size, 0), jnp.where(inside, slot % cache.page_size, 0)
-        for head in range(2 * cache.num_kv_heads):
-            value = (k if head % 2 == 0 else v)[t, head // 2]
-            value = jnp.concatenate([value, jnp.zeros((cache.head_dim - dim,), value.dtype)])
-            scales = cache.scales
-            if scales is not None:
-                value, scale = quantize(value, cache.dtype)
-                scales = jnp.where(
-                    inside,
-                    lax.dynamic_update_slice(scales, scale.reshape(1, 1, 1, 1), (layer, page, offset, head)),
-                    scales,
-                )
-            written = lax.dynamic_update_slice(
-                cache.kv_pages,
-                to_storage(value.astype(cache.dtype), cache).reshape(1, 1, 1, 1, -1),
-                (layer, page, offset, head, 0),
-            )
-            cache = KVCache(jnp.where(inside, written, cache.kv_pages), scales)
-    return cache
+        inside = (slot >= 0) & (slot < cache.num_pages * size)
+        page, offset = jnp.where(inside, slot // size, 0), jnp.where(inside, slot % size, 0)
+        token, scales = kv[t], cache.scales
+        if scales is not None:
+            token, scale = quantize(token, cache.dtype)
+            written = lax.dynamic_update_slice(scales, scale[None, None, None], (layer, page, offset, 0))
+            scales = jnp.where(inside, written, scales)
+        token = to_storage(token.astype(cache.dtype), cache)
+        written = lax.dynamic_update_slice(cache.kv_pages, token[None, None, None], (layer, page, offset, 0, 0))
+        return KVCache(jnp.where(inside, written, cache.kv_pages), scales)
+
+    return lax.fori_loop(0, num_tokens, put, cache)

@@ -1,17 +1,33 @@
-"""One query a row, all rows at once, over blocks of pages."""
+"""One query a row: groups of rows, each over blocks of pages."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.hardware import current_hardware
 from pagedjax_kernels.paged_attention import xla_softmax as softmax
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
-BLOCK_TOKENS = 64
-"""Tokens of a row that are gathered at once. On CPUs a block of all rows should stay in the caches."""
+
+class Tiling(NamedTuple):
+    """Attributes:
+    rows: rows that go through a loop of their own.
+    block_tokens: tokens of each of them that are gathered at once.
+    """
+
+    rows: int
+    block_tokens: int
+
+
+# CPUs: what is gathered should stay in the second-level cache, and few rows should wait for the longest of their group.
+# Elsewhere a loop's step is a launch: as few and as large as memory allows. Independent of the number of rows, so that a
+# row is computed alike in every batch.
+TILINGS = {"cpu": Tiling(8, 64), "gpu": Tiling(256, 256), "tpu": Tiling(256, 256)}
 
 
 def decode(
@@ -24,13 +40,44 @@ def decode(
 ) -> jax.Array:
     """q [B, K, H/K, D], kv_lens i32[B] (0: the row takes no part) -> [B, K, H/K, D] in q's dtype.
 
-    The trip count is set by the longest row (and, with a window, the first block by the earliest one); blocks lie at
-    the same places whatever the others are, so a row's result does not depend on them.
+    Rows are taken in groups of about equal lengths, because a group runs as long as its longest row.
+    """
+    cache, layer, page_table = pages
+    num_rows = q.shape[0]
+    tiling = TILINGS.get(current_hardware().platform, TILINGS["gpu"])
+    if num_rows <= tiling.rows:
+        return _group(q, (cache, layer, page_table), kv_lens, window, sinks, case, tiling)
+    # Longest first; what fills the last group up is no row at all: length 0, and its result is dropped.
+    order = jnp.argsort(-kv_lens).astype(jnp.int32)
+    padding = -num_rows % tiling.rows
+    order = jnp.concatenate([order, jnp.full(padding, num_rows, jnp.int32)]).reshape(-1, tiling.rows)
+
+    def group(rows: jax.Array) -> jax.Array:
+        lens = kv_lens.at[rows].get(mode="fill", fill_value=0)
+        table = page_table.at[rows].get(mode="clip")
+        return _group(q.at[rows].get(mode="clip"), (cache, layer, table), lens, window, sinks, case, tiling)
+
+    out = lax.map(group, order)
+    return jnp.zeros_like(q).at[order.reshape(-1)].set(out.reshape(-1, *q.shape[1:]), mode="drop")
+
+
+def _group(
+    q: jax.Array,
+    pages: tuple[KVCache, jax.Array, jax.Array],
+    kv_lens: jax.Array,
+    window: jax.Array | None,
+    sinks: jax.Array | None,
+    case: AttentionCase,
+    tiling: Tiling,
+) -> jax.Array:
+    """`decode` of rows that run together: as many blocks as the longest needs, from the first that a window lets see.
+
+    Blocks lie at the same places whatever the rows are, and one that a row does not see leaves it bit for bit as it was.
     """
     cache, layer, page_table = pages
     num_rows, num_kv_heads, group, dim = q.shape
     size = cache.page_size
-    block_pages = max(1, BLOCK_TOKENS // size)
+    block_pages = max(1, tiling.block_tokens // size)
     block = block_pages * size
     table = jnp.pad(page_table, ((0, 0), (0, -page_table.shape[1] % block_pages)))
     qf = q.astype(jnp.float32) * jnp.float32(case.scale)
