@@ -18,7 +18,7 @@ from tests.oracles import goldens
 
 pytestmark = pytest.mark.model
 
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 SHORT = 300
 """Small chunks and single rows take the prompts up to this length; the long ones would take minutes and show nothing new."""
 
@@ -39,7 +39,7 @@ def make_engine(loaded: LoadedModel, *, seqs: int, chunk: int, page: int, pages:
         "scheduler.max_num_batched_tokens": chunk,
         "scheduler.growth_share": 0.0,
         "runner.lane_buckets": (max(8, seqs),),
-        "runner.token_buckets": (chunk,) if chunk < 512 else (256, chunk),
+        "runner.token_buckets": (chunk,),
         "runner.max_steps": 16,
         "runner.warm_up": False,
     }
@@ -98,7 +98,7 @@ def test_bfloat16_differs_by_near_ties_only(loaded):
 
 
 def test_prompt_logprobs_equal_transformers(loaded):
-    engine = make_engine(loaded, seqs=8, chunk=64, page=16, pages=200)
+    engine = make_engine(loaded, **CASES["chunks of 100, pages of 8, no cache"])
     by_name = goldens.greedy()
     for name, golden in goldens.prompt_logprobs().items():
         ids = by_name[name].ids
