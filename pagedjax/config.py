@@ -113,7 +113,7 @@ class RunnerConfig:
         low=1,
         high=65536,
     )
-    max_steps: int = option(64, "decode steps in one dispatch when nobody waits or streams", low=1, high=1024)
+    max_steps: int = option(64, "most decode steps in one dispatch", low=1, high=1024)
     slice_ms: float = option(
         100.0, "milliseconds one dispatch should last at most when somebody streams or waits", low=1, high=10000
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
+import numbers
 from collections.abc import Mapping, Sequence
 
 from pagedjax.errors import InvalidRequestError
@@ -25,7 +26,7 @@ class FinishReason(enum.StrEnum):
 
 
 def _number(field: str, value: object, low: float, high: float, *, low_open: bool = False) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise InvalidRequestError(field, f"must be a number, got {value!r}")
     try:
         value = float(value)
@@ -150,6 +151,8 @@ class SamplingParams:
         return out
 
     def _checked_stop(self) -> tuple[str, ...]:
+        if self.stop is not None and not isinstance(self.stop, (str, list, tuple)):
+            raise InvalidRequestError("stop", f"must be a string or a list of strings, got {self.stop!r}")
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         if len(stop) > MAX_STOP_STRINGS:
             raise InvalidRequestError("stop", f"at most {MAX_STOP_STRINGS} strings, got {len(stop)}")

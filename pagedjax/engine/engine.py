@@ -27,6 +27,8 @@ from pagedjax.types import FinishReason, Request, RequestOutput
 from pagedjax.weights import LoadedModel
 
 ADMIT_AT_ONCE = 8
+OFFLINE_SLICE_SECONDS = 1.0
+"""Nobody streams, but somebody may press Ctrl-C."""
 
 
 class Engine:
@@ -62,6 +64,10 @@ class Engine:
         self._steps_since_check = 0
 
     # Requests
+
+    def check_request(self, request: Request) -> None:
+        """Raises InvalidRequestError where the request could never be served; changes nothing."""
+        make_group(request, self.loaded, max_model_len=self.max_model_len, rank=0, namespace=0, seed=0)
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -211,9 +217,8 @@ class Engine:
         return min(limit, self.runner.buffer_steps)
 
     def _max_steps(self, num_rows: int) -> int:
-        if self.interactive:
-            return self.runner.steps_within(num_rows, self.config.runner.slice_ms / 1e3)
-        return self.runner.buffer_steps
+        seconds = self.config.runner.slice_ms / 1e3 if self.interactive else OFFLINE_SLICE_SECONDS
+        return self.runner.steps_within(num_rows, seconds)
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-from collections.abc import Mapping, Sequence
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from tqdm import tqdm
@@ -19,7 +22,7 @@ Messages = Sequence[Mapping[str, Any]]
 
 
 class LLM:
-    """A model in memory, ready to continue prompts.
+    """A model in memory, ready to continue prompts. Threads may share it; their calls run one after the other.
 
     Args:
       model: what `config.model.path` takes: 'default', a directory, a .gguf file, a Hugging Face id.
@@ -50,6 +53,7 @@ class LLM:
             engine = build_engine(config, progress=progress)
         self.engine = engine
         self._next_id = 0
+        self._lock = threading.Lock()
 
     @property
     def tokenizer(self) -> Any:
@@ -85,6 +89,8 @@ class LLM:
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or a list of them, through the model's chat template."""
+        if not isinstance(messages, (list, tuple)):
+            raise InvalidRequestError("messages", f"must be a list of messages, got {type(messages).__name__}")
         many: Any = messages if messages and not isinstance(messages[0], Mapping) else [messages]
         encoded: list[tuple[str | None, tuple[int, ...]]] = [
             (None, tuple(self.engine.loaded.encode_chat(list(m)))) for m in many
@@ -105,15 +111,20 @@ class LLM:
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
+        if not all(isinstance(sampling, SamplingParams) for sampling in sampling_params):
+            raise InvalidRequestError("sampling_params", "must be a SamplingParams or a list of them")
         if len(sampling_params) != len(prompts):
             raise InvalidRequestError(
                 "sampling_params", f"one for all or one a prompt: {len(prompts)} prompts, got {len(sampling_params)}"
             )
-        requests = []
-        for (text, ids), sampling in zip(prompts, sampling_params, strict=True):
-            requests.append(Request(f"llm-{self._next_id}", ids, sampling, cache_salt=cache_salt, prompt=text))
-            self._next_id += 1
-        return self._serve(requests, self._progress if progress is None else progress)
+        with self._lock:
+            requests = []
+            for (text, ids), sampling in zip(prompts, sampling_params, strict=True):
+                requests.append(Request(f"llm-{self._next_id}", ids, sampling, cache_salt=cache_salt, prompt=text))
+                self._next_id += 1
+            for request in requests:
+                self.engine.check_request(request)
+            return self._serve(requests, self._progress if progress is None else progress)
 
     def _serve(self, requests: list[Request], progress: bool) -> list[RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -122,13 +133,18 @@ class LLM:
         room = self.engine.config.scheduler.max_waiting
         bar = tqdm(total=len(requests), desc="Generating", unit="request", disable=not progress)
         try:
-            while pending or self.engine.has_unfinished():
-                while pending and self.engine.num_waiting + pending[-1].sampling.n <= max(room, pending[-1].sampling.n):
-                    self.engine.add_request(pending[-1])
-                    added.append(pending.pop().request_id)
-                for delta in self.engine.step():
-                    whole = done[delta.request_id] = merge(done.get(delta.request_id), delta)
-                    bar.update(int(whole.finished))
+            with interrupts_held_back() as interrupted:
+                while pending or self.engine.has_unfinished():
+                    while pending and self.engine.num_waiting + pending[-1].sampling.n <= max(
+                        room, pending[-1].sampling.n
+                    ):
+                        self.engine.add_request(pending[-1])
+                        added.append(pending.pop().request_id)
+                    for delta in self.engine.step():
+                        whole = done[delta.request_id] = merge(done.get(delta.request_id), delta)
+                        bar.update(int(whole.finished))
+                    if interrupted():
+                        raise KeyboardInterrupt
         except BaseException:
             for request_id in added:
                 self.engine.abort(request_id)
@@ -138,10 +154,39 @@ class LLM:
         return [done[r.request_id] for r in requests]
 
 
-def _as_list(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-        return [prompts]  # type: ignore[list-item]
-    return list(prompts)  # type: ignore[arg-type]
+@contextlib.contextmanager
+def interrupts_held_back() -> Iterator[Callable[[], bool]]:
+    """Ctrl-C sets a flag, to be looked at between steps, instead of raising anywhere.
+
+    A step gives its state away before it has the next one; an exception in between would lose both. Outside the main
+    thread nothing raises there anyway.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield lambda: False
+        return
+    seen = threading.Event()
+    before = signal.signal(signal.SIGINT, lambda *_: seen.set())
+    try:
+        yield seen.is_set
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+def _as_list(prompts: Any) -> list[Prompt]:
+    """One prompt or several, as a list of texts and lists of ids."""
+    if hasattr(prompts, "tolist"):  # a numpy or JAX array of ids
+        prompts = prompts.tolist()
+    if isinstance(prompts, str):
+        return [prompts]
+    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+        raise InvalidRequestError("prompts", f"must be a text, token ids, or a list of either, got {prompts!r}")
+    many = [p.tolist() if hasattr(p, "tolist") else p for p in prompts]
+    if many and isinstance(many[0], int):
+        return [many]
+    for prompt in many:
+        if not isinstance(prompt, (str, list, tuple)):
+            raise InvalidRequestError("prompts", f"each must be a text or a list of token ids, got {prompt!r}")
+    return many
 
 
 def merge(whole: RequestOutput | None, delta: RequestOutput) -> RequestOutput:

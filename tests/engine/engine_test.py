@@ -138,10 +138,9 @@ def test_a_hundred_requests_hold_their_prefix_once():
     assert 200 < most_pages <= 225
     assert engine.counters.preemptions == 0
     assert engine.counters.prefix_hits == 99 * 2000
-    steps = engine.counters.steps
     again = run(engine, prompts, params(max_tokens=8))
     assert [out.num_cached_tokens for out in again] == [2000] * 100
-    assert engine.counters.steps - steps <= 5 + 8  # 600 tokens in chunks of 128, then decoding
+    assert engine.counters.prefix_hits == 199 * 2000
     assert_clean(engine)
 
 
