@@ -39,7 +39,8 @@ def make_engine(loaded: LoadedModel, *, seqs: int, chunk: int, page: int, pages:
         "scheduler.max_num_batched_tokens": chunk,
         "scheduler.growth_share": 0.0,
         "runner.lane_buckets": (max(8, seqs),),
-        "runner.token_buckets": (chunk,),
+        # A single short prompt should not be padded to a whole chunk.
+        "runner.token_buckets": (SHORT + 20, chunk) if seqs == 1 else (chunk,),
         "runner.max_steps": 16,
         "runner.warm_up": False,
     }
