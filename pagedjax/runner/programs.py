@@ -95,8 +95,8 @@ class Programs:
 
     def warm_up(self, *, progress: bool = True) -> None:
         """Compile everything, behind a progress bar."""
-        todo: Iterable[Key] = [key for key in self.keys() if key not in self._compiled]
-        bar = tqdm(todo, desc="Preparing programs", unit="program", disable=not progress, leave=True)
+        missing: Iterable[Key] = [key for key in self.keys() if key not in self._compiled]
+        bar = tqdm(missing, desc="Preparing programs", unit="program", disable=not progress, leave=True)
         with _held_back(logging.getLogger("pagedjax_kernels")):
             for key in bar:
                 bar.set_postfix_str(" ".join(map(str, key)))
