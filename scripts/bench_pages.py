@@ -15,7 +15,6 @@ import functools
 import json
 import os
 import pathlib
-import platform
 import statistics
 import subprocess
 import sys
@@ -27,6 +26,7 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 
 import jax
 import jax.numpy as jnp
+import machine
 import numpy as np
 from absl import app, flags
 
@@ -153,7 +153,7 @@ def main(argv: list[str]) -> None:
             ["git", "rev-parse", "HEAD"], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, check=False
         ).stdout.strip()
         report = {
-            "machine": f"{platform.machine()}, {os.cpu_count()} cores",
+            "machine": machine.describe(),
             "jax": jax.__version__,
             "device": jax.devices()[0].device_kind,
             "commit": commit,

@@ -12,7 +12,6 @@ from __future__ import annotations
 import json
 import os
 import pathlib
-import platform
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from absl import app, flags
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path.insert(0, str(HERE))
 
+import machine  # noqa: E402
 import workloads  # noqa: E402
 
 _SIDE = flags.DEFINE_enum("side", "", ["", "pagedjax", "transformers"], "internal: run one side and print JSON")
@@ -114,9 +114,9 @@ def main(argv: list[str]) -> None:
         return
     runs: dict[str, list[dict[str, float]]] = {"pagedjax": []}
     if _PEER.value:
-        from pagedjax.weights import default_model_path
+        from pagedjax.weights.default_model import fetch_default_model
 
-        os.environ["PAGEDJAX_BENCH_GGUF"] = str(default_model_path())
+        os.environ["PAGEDJAX_BENCH_GGUF"] = str(fetch_default_model())
         runs["transformers"] = []
     for _ in range(_REPEAT.value):
         for side, many in runs.items():
@@ -128,7 +128,7 @@ def main(argv: list[str]) -> None:
         commit = subprocess.run(
             ["git", "rev-parse", "HEAD"], cwd=HERE, capture_output=True, text=True, check=False
         ).stdout.strip()
-        info = {"machine": f"{platform.machine()}, {os.cpu_count()} cores", "dtype": _DTYPE.value, "commit": commit}
+        info = {"machine": machine.describe(), "dtype": _DTYPE.value, "commit": commit}
         path = pathlib.Path(_OUTPUT.value)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({**info, "command": " ".join(sys.argv), "best": table, "runs": runs}, indent=1))
