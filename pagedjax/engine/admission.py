@@ -48,11 +48,13 @@ def make_group(
         raise InvalidRequestError(
             "min_tokens", f"only {max_new} tokens fit after this prompt, got {sampling.min_tokens}"
         )
-    continuations = []
+    continuations: list[Continuation] = []
     for index in range(sampling.n):
         sequence = Sequence.start(
             request, index=index, rank=rank + index, max_total=len(request.prompt_ids) + max_new, namespace=namespace
         )
+        if continuations:
+            sequence.parent = continuations[0].sequence
         values = row_values(
             sampling,
             vocab_size=vocab_size,

@@ -15,15 +15,17 @@ import numpy as np
 
 from pagedjax.config import Config
 from pagedjax.engine.admission import make_group
+from pagedjax.engine.forks import branch, fork_continuations, fork_running
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.namespaces import Namespaces
 from pagedjax.engine.stats import Counters, EngineStats
+from pagedjax.engine.take import take_result
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
 from pagedjax.policy import POLICIES
-from pagedjax.runner import LaneResult, NewRow, RowStatus, Runner, Settlement, Trap
+from pagedjax.runner import ForkedRow, LaneResult, NewRow, Runner, Settlement, Trap
 from pagedjax.sampling import uses_counts
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
-from pagedjax.types import FinishReason, Request, RequestOutput
+from pagedjax.types import FinishReason, Request, RequestOutput, SamplingParams
 from pagedjax.weights import LoadedModel
 
 ADMIT_AT_ONCE = 8
@@ -88,12 +90,39 @@ class Engine:
             namespace=self._namespaces.of(request.cache_salt),
             seed=int(self._seeds.integers(2**63)),
         )
-        self._rank += request.sampling.n
-        self._groups[request.request_id] = group
+        self._queue(group)
+        self.counters.prompt_tokens += len(request.prompt_ids)
+
+    def _queue(self, group: RequestGroup) -> None:
+        self._rank += len(group.continuations)
+        self._groups[group.request.request_id] = group
         for continuation in group.continuations:
             self._continuations[continuation.sequence] = continuation
             self._scheduler.add(continuation.sequence)
-        self.counters.prompt_tokens += len(request.prompt_ids)
+
+    def fork(self, request_id: str, new_id: str, sampling: SamplingParams | None = None, *, index: int = 0) -> None:
+        """Branch a request in flight off: the new one's prompt is all that continuation `index` of it knows by now.
+
+        Between two steps nothing is computed or copied for it: it shares every page, and the first of the two to write
+        into the last, unfilled one gets a copy of that page. A source that waits (or no room) means that the new request
+        waits too, and finds the pages through the prefix cache.
+
+        Args:
+          request_id: the request to branch off; it goes on undisturbed.
+          new_id: unique among the requests in flight.
+          sampling: how the branch goes on, n = 1; by default as the source, with a new seed if that has none.
+
+        Raises:
+          InvalidRequestError: no such request or continuation, it has ended, or what `add_request` raises.
+        """
+        source, request = branch(self._groups.get(request_id), request_id, new_id, sampling, index)
+        self.add_request(request)
+        continuation = self._groups[new_id].continuations[0]
+        row = fork_running(continuation, source, self._scheduler, self.runner.num_unowned)
+        if row is not None:
+            self.runner.fork([row])
+            self.counters.forks += 1
+            self._note_hit(continuation.sequence, continuation.sequence.num_computed)
 
     def abort(self, request_id: str) -> None:
         """End a request now and give its pages back. Unknown ids (it just finished) are fine."""
@@ -190,9 +219,29 @@ class Engine:
             if result.ok:
                 sequence.num_computed += q_len
                 self._take(sequence, result)
-        self._after_dispatch([s for s, _ in lanes])
+        forked = self._fork_continuations(lanes, results, hidden)
+        self._after_dispatch([s for s, _ in lanes] + forked)
         if not all(result.ok for result in results):
             self._preempt()
+
+    def _fork_continuations(
+        self, lanes: list[tuple[Sequence, int]], results: list[LaneResult], hidden: jax.Array
+    ) -> list[Sequence]:
+        """Start the other continuations of requests whose prompt this step completed."""
+        forked: list[tuple[Continuation, ForkedRow]] = []
+        end = 0
+        for (sequence, q_len), result in zip(lanes, results, strict=True):
+            end += q_len if result.ok else 0
+            first = sequence.num_generated == 1 and len(result.samples.tokens) == 1
+            if first and sequence.parent is None and sequence.request.sampling.n > 1:
+                group = self._groups[sequence.request.request_id]
+                forked += fork_continuations(group, self._scheduler, self.runner.num_unowned, end - 1)
+        if not forked:
+            return []
+        for (continuation, _), result in zip(forked, self.runner.fork([row for _, row in forked], hidden), strict=True):
+            self.counters.forks += 1
+            self._take(continuation.sequence, result)
+        return [continuation.sequence for continuation, _ in forked]
 
     def _decode(self, plan: Plan) -> None:
         """Decode on the device until a trap, and handle it."""
@@ -209,7 +258,8 @@ class Engine:
             self._take(sequence, result)
         self._after_dispatch(sequences)
         # Ending sequences may have given back what the fault was about; the next step finds out.
-        if trap is Trap.FAULT and not self._has_room():
+        stuck = not any(len(result.samples.tokens) for result in results)
+        if trap is Trap.FAULT and (stuck or not self._has_room()) and self._scheduler.running:
             self._preempt()
 
     def _budget(self, sequence: Sequence) -> int:
@@ -235,41 +285,7 @@ class Engine:
     # After a dispatch
 
     def _take(self, sequence: Sequence, result: LaneResult) -> None:
-        """Append a lane's new tokens to its sequence and its text; decide whether it ended."""
-        ids = result.samples.tokens.tolist()
-        continuation = self._continuations[sequence]
-        if ids:
-            before = sequence.num_tokens
-            sequence.append(ids)
-            kept, stop_reason = self._extend_text(continuation, ids, result.status)
-            if stop_reason is not None:
-                ids = ids[:kept]
-                sequence.cut(before + kept)
-                continuation.finish_reason, continuation.stop_reason = FinishReason.STOP, stop_reason
-            elif result.status is RowStatus.STOPPED:
-                continuation.finish_reason = FinishReason.STOP
-                if ids[-1] in sequence.request.sampling.stop_token_ids:
-                    continuation.stop_reason = ids[-1]
-            elif result.status is RowStatus.FULL:
-                continuation.finish_reason = FinishReason.LENGTH
-            continuation.take(ids, result.samples)
-            self.counters.generation_tokens += len(ids)
-            if continuation.finish_reason is not None and continuation.text is not None and stop_reason is None:
-                continuation.new_text += continuation.text.finish()
-        sequence.update_phase()
-
-    def _extend_text(
-        self, continuation: Continuation, ids: list[int], status: RowStatus
-    ) -> tuple[int, str | int | None]:
-        """(tokens kept, stop reason): a stop string in the text cuts what came after it."""
-        if continuation.text is None:
-            return len(ids), None
-        sampling = continuation.sequence.request.sampling
-        # The id that ended the sequence is reported, but is no part of its text.
-        hides_last = status is RowStatus.STOPPED and not sampling.include_stop_str_in_output
-        delta = continuation.text.append(ids[:-1] if hides_last else ids)
-        continuation.new_text += delta.text
-        return delta.num_tokens_kept, delta.stop_reason
+        self.counters.generation_tokens += take_result(self._continuations[sequence], result)
 
     def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
         """Publish prompts that are complete now, and let go of what ended."""

@@ -19,6 +19,7 @@ class Counters:
     prefix_hits: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    forks: int = 0
     steps: int = 0
     dispatches: int = 0
     warm_up_seconds: float = 0.0
@@ -35,6 +36,7 @@ class EngineStats:
       pages_total: usable pages (the reserved one left out).
       kv_usage: share of the usable pages that somebody owns, 0 to 1.
       compilations_after_warm_up: programs compiled since warm-up; should stay 0.
+      forks: rows that began as copies of others; page_copies: pages copied when one of them first wrote.
       requests_finished: by finish reason.
     """
 
@@ -53,6 +55,8 @@ class EngineStats:
     prefix_hits: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    forks: int = 0
+    page_copies: int = 0
     steps: int = 0
     dispatches: int = 0
     compilations_after_warm_up: int = 0
@@ -81,6 +85,8 @@ class EngineStats:
             prefix_hits=counters.prefix_hits,
             cached_prompt_tokens=counters.cached_prompt_tokens,
             preemptions=counters.preemptions,
+            forks=counters.forks,
+            page_copies=runner.num_page_copies,
             steps=counters.steps,
             dispatches=counters.dispatches,
             compilations_after_warm_up=compilations,

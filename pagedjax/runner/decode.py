@@ -32,6 +32,7 @@ class DecodeReport(struct.PyTreeNode):
     appended: jax.Array  # i32[B] tokens each lane got: its column of `samples`, from the top
     status: jax.Array  # i32[B] RowStatus
     num_unowned: jax.Array  # i32 pages left
+    num_copies: jax.Array  # i32 pages copied on a first write
     samples: SampleOutput  # each field [K, B, ...]
 
 
@@ -79,12 +80,14 @@ def decode_loop(
         return jnp.where(short, Trap.FAULT, trap).astype(jnp.int32)
 
     def body(carry):
-        state, step, appended, buffers, _ = carry
+        state, step, appended, num_copies, buffers, _ = carry
         active = _running(state, lanes) & (appended < budgets)
         starts = gather(state.rows.num_computed, lanes)
         q_lens = active.astype(jnp.int32)
         need, _ = pages_short(state.pages, lanes, starts, q_lens)
-        pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=lanes.shape[0])
+        pages, cache, ok, copied = take_pages(
+            state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=lanes.shape[0]
+        )
         active = active & ok
         batch = decode_batch(pages, state.rows, lanes, active, backend)
         hidden, cache = model(batch, cache)
@@ -95,18 +98,19 @@ def decode_loop(
         # An inert lane stays inert, so a lane's tokens are the first `appended` of its column.
         buffers = jax.tree.map(lambda buffer, value: buffer.at[step].set(value), buffers, out)
         appended = appended + active.astype(jnp.int32)
-        return state, step + 1, appended, buffers, trap_of(state, step + 1, appended)
+        return state, step + 1, appended, num_copies + copied, buffers, trap_of(state, step + 1, appended)
 
     buffers = _empty_samples(state, lanes, buffer_steps)
     appended = jnp.zeros_like(lanes)
-    carry = (state, jnp.int32(0), appended, buffers, trap_of(state, jnp.int32(0), appended))
-    state, step, appended, buffers, trap = lax.while_loop(lambda c: c[4] == 0, body, carry)
+    carry = (state, jnp.int32(0), appended, jnp.int32(0), buffers, trap_of(state, jnp.int32(0), appended))
+    state, step, appended, num_copies, buffers, trap = lax.while_loop(lambda c: c[-1] == 0, body, carry)
     return state, DecodeReport(
         trap=trap,
         num_steps=step,
         appended=appended,
         status=gather(state.rows.status, lanes),
         num_unowned=state.pages.num_unowned,
+        num_copies=num_copies,
         samples=buffers,
     )
 

@@ -17,10 +17,11 @@ from pagedjax.models import ModelSpec
 from pagedjax.pages import stats
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.decode import decode_loop
+from pagedjax.runner.fork import Fork, fork, pick
 from pagedjax.runner.lifecycle import Admission, admit, score_prompt, settle
 from pagedjax.runner.state import EngineState
 from pagedjax.runner.step import Params, mixed_step
-from pagedjax.sampling import init_row_sampling
+from pagedjax.sampling import RowSampling, init_row_sampling
 
 ADMIT_WIDTH = 8
 """Sequences admitted or settled in one dispatch."""
@@ -34,6 +35,10 @@ def _like(tree: Any) -> Any:
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _flags(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bool_)
 
 
 @contextlib.contextmanager
@@ -86,12 +91,16 @@ class Programs:
 
     def keys(self) -> list[Key]:
         """All programs that serving can need."""
-        keys: list[Key] = [("admit",), ("settle",), ("stats",)]
+        keys: list[Key] = [("admit",), ("settle",), ("stats",), ("fork",)]
+        keys += [("pick", t) for t in self._token_sizes()]
         keys += [("decode", b) for b in self._buckets.lanes]
         keys += [("mixed", t, b) for t, b in self._buckets.tokens]
         if self._score_prompts:
-            keys += [("score", t) for t in sorted({t for t, _ in self._buckets.tokens})]
+            keys += [("score", t) for t in self._token_sizes()]
         return keys
+
+    def _token_sizes(self) -> list[int]:
+        return sorted({t for t, _ in self._buckets.tokens})
 
     def warm_up(self, *, progress: bool = True) -> None:
         """Compile everything, behind a progress bar."""
@@ -109,9 +118,14 @@ class Programs:
             self._compiled[key] = getattr(self, f"_compile_{name}")(*sizes)
         return self._compiled[key]
 
+    def _row_sampling(self, num_rows: int) -> RowSampling:
+        return _like(jax.eval_shape(lambda: init_row_sampling(num_rows, self._spec.vocab_size)))
+
+    def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_tokens, self._spec.hidden_size), self._dtype)
+
     def _compile_admit(self) -> Callable:
         C, M = ADMIT_WIDTH, self._state.rows.token_ids.shape[1]
-        vocab = self._spec.vocab_size
         new = Admission(
             rows=_ints(C),
             token_ids=_ints(C, M),
@@ -120,24 +134,42 @@ class Programs:
             max_tokens=_ints(C),
             match_tokens=_ints(C),
             namespaces=_ints(C),
-            sampling=_like(jax.eval_shape(lambda: init_row_sampling(C, vocab))),
-            uses_counts=jax.ShapeDtypeStruct((C,), jnp.bool_),
+            sampling=self._row_sampling(C),
+            uses_counts=_flags(C),
         )
         return jax.jit(admit, donate_argnums=0).lower(self._state, new).compile()
 
+    def _compile_fork(self) -> Callable:
+        C = ADMIT_WIDTH
+        new = Fork(
+            rows=_ints(C),
+            sources=_ints(C),
+            num_tokens=_ints(C),
+            num_computed=_ints(C),
+            prompt_lens=_ints(C),
+            max_tokens=_ints(C),
+            samples=_flags(C),
+            sampling=self._row_sampling(C),
+            uses_counts=_flags(C),
+        )
+        fn = functools.partial(fork, self._graph)
+        return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, self._hidden(C), new).compile()
+
+    def _compile_pick(self, num_tokens: int) -> Callable:
+        return jax.jit(pick).lower(self._hidden(num_tokens), _ints(ADMIT_WIDTH)).compile()
+
     def _compile_settle(self) -> Callable:
         C = ADMIT_WIDTH
-        release = jax.ShapeDtypeStruct((C,), jnp.bool_)
-        return jax.jit(settle, donate_argnums=0).lower(self._state, _ints(C), _ints(C), _ints(C), release).compile()
+        fn = jax.jit(settle, donate_argnums=0)
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C)).compile()
 
     def _compile_stats(self) -> Callable:
         return jax.jit(stats).lower(self._state.pages).compile()
 
     def _compile_decode(self, num_lanes: int) -> Callable:
         fn = functools.partial(decode_loop, self._graph, buffer_steps=self._buffer_steps, backend=self._backend)
-        leave = jax.ShapeDtypeStruct((), jnp.bool_)
         lowered = jax.jit(fn, donate_argnums=1).lower(
-            self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), leave
+            self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), _flags()
         )
         return lowered.compile()
 
@@ -147,6 +179,5 @@ class Programs:
         return lowered.compile()
 
     def _compile_score(self, num_tokens: int) -> Callable:
-        hidden = jax.ShapeDtypeStruct((num_tokens, self._spec.hidden_size), self._dtype)
         fn = functools.partial(score_prompt, self._graph)
-        return jax.jit(fn).lower(self._params, hidden, _ints(num_tokens)).compile()
+        return jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens)).compile()

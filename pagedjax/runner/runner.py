@@ -18,6 +18,7 @@ from pagedjax.pages import PageStats, check
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.compile_counter import CompileCounter
 from pagedjax.runner.decode import Trap
+from pagedjax.runner.fork import Fork
 from pagedjax.runner.lifecycle import Admission
 from pagedjax.runner.programs import ADMIT_WIDTH, Programs
 from pagedjax.runner.state import RowStatus, init_state
@@ -36,6 +37,22 @@ class NewRow:
     namespace: int
     sampling: RowSampling
     uses_counts: bool
+
+
+@dataclasses.dataclass(frozen=True)
+class ForkedRow:
+    """A sequence that begins as a copy of the row `source`; see `fork.Fork`. `hidden_index`: where in the hidden states of
+    the last mixed step its next token is sampled from; None where it is decoded like any other."""
+
+    row: int
+    source: int
+    num_tokens: int
+    num_computed: int
+    prompt_len: int
+    max_tokens: int
+    sampling: RowSampling
+    uses_counts: bool
+    hidden_index: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -63,6 +80,7 @@ class Runner:
 
     Attributes:
       num_unowned: pages that nobody owns (free or cached), as of the last dispatch.
+      num_page_copies: pages copied so far because a row was about to write into a shared one.
       max_len: longest sequence that a row holds.
       compilations: counts programs compiled in this process from the runner's creation on.
     """
@@ -88,6 +106,7 @@ class Runner:
         self.max_len = min(max_len, self.num_usable_pages * page_size)
         self.buckets, self.buffer_steps = buckets, buffer_steps
         self._graph, self._params = nnx.split(model)
+        self._hidden_size, self._params_dtype = spec.hidden_size, jax.tree.leaves(self._params)[0].dtype
         self._state = init_state(
             spec,
             num_pages=num_pages,
@@ -98,7 +117,7 @@ class Runner:
             secret=secret,
             hash_bits=hash_bits,
         )
-        self.num_unowned = self.num_usable_pages
+        self.num_unowned, self.num_page_copies = self.num_usable_pages, 0
         self.programs = Programs(
             self._graph,
             self._params,
@@ -138,6 +157,50 @@ class Runner:
             uses_counts=_padded([n.uses_counts for n in new], C, 0).astype(bool),
         )
 
+    def fork(self, new: Sequence[ForkedRow], hidden: jax.Array | None = None) -> list[LaneResult]:
+        """Fork rows off; `hidden` of `mixed` where some of them sample their next token from it."""
+        results: list[LaneResult] = []
+        for i in range(0, len(new), ADMIT_WIDTH):
+            part = new[i : i + ADMIT_WIDTH]
+            self._state, report = self.programs.get("fork")(
+                self._params, self._state, self._picked(part, hidden), self._forks(part)
+            )
+            report = jax.device_get(report)
+            samples = jax.tree.map(lambda x: x[None], report.samples)
+            results += [
+                LaneResult(
+                    row=f.row,
+                    status=RowStatus(int(report.status[k])),
+                    ok=True,
+                    samples=_lane_samples(samples, k, int(f.hidden_index is not None)),
+                )
+                for k, f in enumerate(part)
+            ]
+        return results
+
+    def _picked(self, new: Sequence[ForkedRow], hidden: jax.Array | None) -> jax.Array | np.ndarray:
+        if hidden is None:
+            assert all(f.hidden_index is None for f in new), "nothing to sample from"
+            return np.zeros((ADMIT_WIDTH, self._hidden_size), self._params_dtype)
+        index = _padded([f.hidden_index or 0 for f in new], ADMIT_WIDTH, 0)
+        return self.programs.get("pick", hidden.shape[0])(hidden, index)
+
+    def _forks(self, new: Sequence[ForkedRow]) -> Fork:
+        def ints(values: list[int], fill: int = 0) -> np.ndarray:
+            return _padded(values, ADMIT_WIDTH, fill)
+
+        return Fork(
+            rows=ints([f.row for f in new], self.max_rows),
+            sources=ints([f.source for f in new], self.max_rows),
+            num_tokens=ints([f.num_tokens for f in new]),
+            num_computed=ints([f.num_computed for f in new]),
+            prompt_lens=ints([f.prompt_len for f in new]),
+            max_tokens=ints([f.max_tokens for f in new]),
+            samples=ints([f.hidden_index is not None for f in new]).astype(bool),
+            sampling=stack_rows([f.sampling for f in new], ADMIT_WIDTH),
+            uses_counts=ints([f.uses_counts for f in new]).astype(bool),
+        )
+
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Publish and release rows."""
         C = ADMIT_WIDTH
@@ -167,6 +230,7 @@ class Runner:
         )
         report = jax.device_get(report)
         self.num_unowned = int(report.num_unowned)
+        self.num_page_copies += int(report.num_copies)
         results = [
             LaneResult(
                 row=row,
@@ -201,6 +265,7 @@ class Runner:
         report = jax.device_get(report)
         self._note_time(B, time.perf_counter() - started, int(report.num_steps))
         self.num_unowned = int(report.num_unowned)
+        self.num_page_copies += int(report.num_copies)
         results = [
             LaneResult(
                 row=row,

@@ -27,6 +27,7 @@ class StepReport(struct.PyTreeNode):
     ok: jax.Array  # bool[B] its pages could be had (False: the lane was left untouched)
     status: jax.Array  # i32[B] RowStatus after the step
     num_unowned: jax.Array  # i32 pages left
+    num_copies: jax.Array  # i32 pages copied on a first write
     samples: SampleOutput
 
 
@@ -61,13 +62,13 @@ def take_pages(
     need: jax.Array,
     *,
     num_tokens: int,
-) -> tuple[Pages, KVCache, jax.Array]:
+) -> tuple[Pages, KVCache, jax.Array, jax.Array]:
     """Grow the lanes' tables by `need` pages and copy shared pages that are about to be written.
 
     num_tokens is static, at least sum(q_lens).
 
     Returns:
-      pages, cache, ok bool[B]: lanes that may write. A failed lane keeps its table.
+      pages, cache, ok bool[B] (lanes that may write; a failed lane keeps its table), i32 pages copied.
     """
     page_size = pages.tokens.shape[1]
     # A lane's tokens begin in a page it has or at the start of a new one.
@@ -75,7 +76,8 @@ def take_pages(
     pages, grown = alloc(pages, lanes, need, max_total=max_total)
     pages, copies, own = cow(pages, _writers(pages, lanes, jnp.where(grown, q_lens, 0)), starts // page_size)
     cache = copy_pages(cache, copies[:, 0], copies[:, 1])
-    return pages, cache, grown & own
+    num_copies = jnp.sum(copies[:, 1] < pages.total_pages, dtype=jnp.int32)
+    return pages, cache, grown & own, num_copies
 
 
 def slots(pages: Pages, lane_rows: jax.Array, positions: jax.Array, valid: jax.Array) -> jax.Array:
@@ -168,7 +170,9 @@ def mixed_step(
     starts = gather(rows.num_computed, lanes)
     q_lens = jnp.where(gather(rows.status, lanes) == RowStatus.RUNNING, q_lens, 0)
     need, _ = pages_short(state.pages, lanes, starts, q_lens)
-    pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=num_tokens)
+    pages, cache, ok, num_copies = take_pages(
+        state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=num_tokens
+    )
     q_lens = jnp.where(ok, q_lens, 0)
     batch = ragged_batch(pages, rows, lanes, starts, q_lens, num_tokens, backend)
     hidden, cache = model(batch, cache)
@@ -179,6 +183,11 @@ def mixed_step(
     rows, out = append(rows, lanes, samples, logits)
     state = EngineState(pages=pages, cache=cache, rows=rows)
     report = StepReport(
-        sampled=samples, ok=ok, status=gather(rows.status, lanes), num_unowned=pages.num_unowned, samples=out
+        sampled=samples,
+        ok=ok,
+        status=gather(rows.status, lanes),
+        num_unowned=pages.num_unowned,
+        num_copies=num_copies,
+        samples=out,
     )
     return state, report, hidden

@@ -87,6 +87,8 @@ class Scheduler:
         for sequence in self.waiting[:MAX_LOOKAHEAD]:
             if len(chosen) == min(width, len(self._free_rows)):
                 break
+            if sequence.waits_for_fork:
+                continue
             computing = [s for s in self.running if s.phase is Phase.PREFILL] + [s for s, _ in chosen]
             if not self._waits_for_prefix(sequence, computing):
                 chosen.append((sequence, self._free_rows[-1 - len(chosen)]))
@@ -105,11 +107,32 @@ class Scheduler:
         if not fits:
             self._blocked = True
             return False
+        self._place(sequence, row, hit)
+        return True
+
+    def _place(self, sequence: Sequence, row: int, num_computed: int) -> None:
         self.waiting.remove(sequence)
         self._free_rows.remove(row)
-        sequence.place(row, hit)
+        sequence.place(row, num_computed)
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
-        return True
+
+    def accept_fork(self, sequence: Sequence, num_computed: int, num_unowned: int) -> int | None:
+        """Give a waiting sequence a row that begins with the pages of another one; None where there is no room.
+
+        Nothing is mapped before the decision: only what the sequence will need of its own counts. What finds no room
+        waits and comes back through the prefix cache.
+        """
+        if not self._free_rows:
+            return None
+        before = sequence.num_computed
+        sequence.num_computed, sequence.shares_last_page = num_computed, num_computed % self.page_size > 0
+        if self._outstanding([*self.running, sequence]) > num_unowned:
+            sequence.num_computed, sequence.shares_last_page = before, False
+            return None
+        row = self._free_rows[-1]
+        self._place(sequence, row, num_computed)
+        sequence.num_published = 0
+        return row
 
     def pages(self, num_tokens: int) -> int:
         """Pages that hold num_tokens."""
@@ -122,7 +145,7 @@ class Scheduler:
             growth = int(self.config.growth_share * (s.max_total - s.num_tokens))
             # The last token's keys and values are never needed.
             expected = min(s.num_tokens + 1 + growth, s.max_total - 1)
-            total += max(0, self.pages(expected) - self.pages(s.num_computed))
+            total += max(0, self.pages(expected) - self.pages(s.num_computed)) + int(s.shares_last_page)
         return total
 
     def _waits_for_prefix(self, sequence: Sequence, computing: list[Sequence]) -> bool:
@@ -161,7 +184,8 @@ class Scheduler:
 
     def pages_needed(self, lanes: list[tuple[Sequence, int]]) -> int:
         """New pages that a step over `lanes` takes."""
-        return sum(self.pages(s.num_computed + q) - self.pages(s.num_computed) for s, q in lanes)
+        grown = sum(self.pages(s.num_computed + q) - self.pages(s.num_computed) for s, q in lanes)
+        return grown + sum(s.shares_last_page for s, _ in lanes)
 
     def victim(self) -> Sequence:
         """Who yields when running sequences cannot grow: the last in policy order, whole."""

@@ -34,6 +34,8 @@ class Sequence:
       num_published: tokens in the prefix index under this sequence.
       row: its row, None while it waits.
       num_preemptions: times it lost its row.
+      parent: the first continuation of its request, whose pages it takes over once the prompt is computed.
+      shares_last_page: it was forked and writes next into a page that others hold too: a copy is due.
       head: its first page as bytes, set by the scheduler, to tell at once that two prompts share nothing.
     """
 
@@ -49,6 +51,8 @@ class Sequence:
     row: int | None = None
     phase: Phase = Phase.WAITING
     num_preemptions: int = 0
+    parent: Sequence | None = None
+    shares_last_page: bool = False
     head: bytes = b""
 
     @classmethod
@@ -78,8 +82,14 @@ class Sequence:
         reads = self.request.read_prefix_cache and self.request.sampling.prompt_logprobs is None
         return self.num_tokens if reads else 1
 
+    @property
+    def waits_for_fork(self) -> bool:
+        """Whether the prompt is just computed, or about to be, for the request's first continuation."""
+        return self.parent is not None and self.parent.num_generated == 0 and self.parent.phase is not Phase.ENDED
+
     def append(self, ids: list[int]) -> None:
         """Take generated ids over."""
+        self.shares_last_page = False
         self.token_ids[self.num_tokens : self.num_tokens + len(ids)] = ids
         self.num_tokens += len(ids)
 
@@ -99,3 +109,4 @@ class Sequence:
     def displace(self) -> None:
         """It lost its row (preempted, or not admitted after all) and waits again."""
         self.row, self.num_computed, self.num_published, self.phase = None, 0, 0, Phase.WAITING
+        self.shares_last_page = False
