@@ -15,6 +15,8 @@ MAX_STOP_STRINGS = 16
 MAX_STOP_TOKEN_IDS = 32
 MAX_LOGIT_BIAS = 1024
 MAX_N = 64
+MAX_BEAM_WIDTH = 10
+"""Twice as many continuations of each beam are looked at, and MAX_LOGPROBS come from the device."""
 
 
 class FinishReason(enum.StrEnum):
@@ -75,6 +77,12 @@ class SamplingParams:
       logprobs: number of most likely tokens to report per generated token (0: only the chosen one), None for off.
       prompt_logprobs: the same per prompt token.
       skip_special_tokens: leave special tokens out of the text.
+      beam_width: beams of a beam search, at most 10; 0 samples. The best n of them are the answer. Temperature, top-k,
+        top-p, min-p and seed mean nothing then; penalties, bias, min_tokens, stop strings and ids, and log-probabilities
+        are refused.
+      length_penalty: a hypothesis is ranked by its log-probability divided by its length to this power, in [-10, 10].
+      early_stopping: true ends the search when beam_width hypotheses have ended; false when the best open beam, at its
+        present length, cannot beat the worst of them; "never" when it cannot at any length.
       detokenize: produce text (False: token ids only; then stop strings are refused).
     """
 
@@ -96,6 +104,9 @@ class SamplingParams:
     include_stop_str_in_output: bool = False
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    beam_width: int = 0
+    length_penalty: float = 1.0
+    early_stopping: bool | str = False
     skip_special_tokens: bool = True
     detokenize: bool = True
 
@@ -132,6 +143,31 @@ class SamplingParams:
                 raise InvalidRequestError(name, f"must be true or false, got {getattr(self, name)!r}")
         if self.stop and not self.detokenize:
             raise InvalidRequestError("stop", "stop strings need detokenize=True")
+        put("length_penalty", _number("length_penalty", self.length_penalty, -10, 10))
+        self._check_beams()
+
+    def _check_beams(self) -> None:
+        _integer("beam_width", self.beam_width, 0, MAX_BEAM_WIDTH)
+        if not isinstance(self.early_stopping, bool) and self.early_stopping != "never":
+            raise InvalidRequestError("early_stopping", f'must be true, false or "never", got {self.early_stopping!r}')
+        if not self.beam_width:
+            return
+        if self.n > self.beam_width:
+            raise InvalidRequestError("n", f"must be at most the number of beams = {self.beam_width}, got {self.n}")
+        neutral = {
+            "presence_penalty": 0.0,
+            "frequency_penalty": 0.0,
+            "repetition_penalty": 1.0,
+            "logit_bias": None,
+            "min_tokens": 0,
+            "stop": (),
+            "stop_token_ids": (),
+            "logprobs": None,
+            "prompt_logprobs": None,
+        }
+        for name, value in neutral.items():
+            if getattr(self, name) != value:
+                raise InvalidRequestError(name, "is not supported with beam search")
 
     def _checked_bias(self) -> dict[int, float] | None:
         if not self.logit_bias:
@@ -162,6 +198,11 @@ class SamplingParams:
             if not s:
                 raise InvalidRequestError("stop", "an empty stop string would end every answer at once; leave it out")
         return stop
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that run for one prompt: beams, or continuations."""
+        return self.beam_width or self.n
 
     @property
     def greedy(self) -> bool:
@@ -211,7 +252,8 @@ class TokenLogprobs:
 
 @dataclasses.dataclass
 class CompletionOutput:
-    """One continuation. In a streamed delta, `text`, `token_ids` and `logprobs` hold only what is new."""
+    """One continuation. In a streamed delta, `text`, `token_ids` and `logprobs` hold only what is new.
+    `cumulative_logprob` is the sum over the tokens; beam search reports it."""
 
     index: int
     text: str
@@ -219,6 +261,7 @@ class CompletionOutput:
     logprobs: list[TokenLogprobs] | None = None
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
+    cumulative_logprob: float | None = None
 
     @property
     def finished(self) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from pagedjax.config import Config
 from pagedjax.engine.admission import make_group
+from pagedjax.engine.beams import BeamGroup, check_beams_fit
 from pagedjax.engine.forks import branch, fork_continuations, fork_running
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.namespaces import Namespaces
@@ -69,7 +70,24 @@ class Engine:
 
     def check_request(self, request: Request) -> None:
         """Raises InvalidRequestError where the request could never be served; changes nothing."""
-        make_group(request, self.loaded, max_model_len=self.max_model_len, rank=0, namespace=0, seed=0)
+        self._make_group(request, namespace=0, seed=0)
+
+    def _make_group(self, request: Request, *, namespace: int, seed: int) -> RequestGroup:
+        group = make_group(
+            request,
+            self.loaded,
+            max_model_len=self.max_model_len,
+            rank=self._rank,
+            namespace=namespace,
+            seed=seed,
+        )
+        check_beams_fit(
+            group,
+            max_num_seqs=self.config.scheduler.max_num_seqs,
+            num_pages=self.num_usable_pages,
+            page_size=self.runner.page_size,
+        )
+        return group
 
     def add_request(self, request: Request) -> None:
         """Queue a request.
@@ -82,13 +100,8 @@ class Engine:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         if len(self._scheduler.waiting) >= self.config.scheduler.max_waiting:
             raise QueueFullError(f"{self.config.scheduler.max_waiting} requests wait already; try again later")
-        group = make_group(
-            request,
-            self.loaded,
-            max_model_len=self.max_model_len,
-            rank=self._rank,
-            namespace=self._namespaces.of(request.cache_salt),
-            seed=int(self._seeds.integers(2**63)),
+        group = self._make_group(
+            request, namespace=self._namespaces.of(request.cache_salt), seed=int(self._seeds.integers(2**63))
         )
         self._queue(group)
         self.counters.prompt_tokens += len(request.prompt_ids)
@@ -154,7 +167,10 @@ class Engine:
         """Admit, run one dispatch, and report what is new of each request (deltas)."""
         self._admit()
         plan = self._scheduler.plan()
-        if plan is not None:
+        if plan is None and self._scheduler.running:
+            # Beams wait for others that find no room: the last search gives its rows back.
+            self._preempt()
+        elif plan is not None:
             self.counters.dispatches += 1
             if plan.is_decode:
                 self._decode(plan)
@@ -208,8 +224,8 @@ class Engine:
         """One step of chunks and decodes; preempts first where its pages are not there."""
         lanes = list(plan.lanes)
         while self._scheduler.pages_needed(lanes) > self.runner.num_unowned:
-            victim = self._preempt()
-            lanes = [(s, q) for s, q in lanes if s is not victim]
+            victims = self._preempt()
+            lanes = [(s, q) for s, q in lanes if s not in victims]
         if not lanes:
             return
         results, hidden = self.runner.mixed([(_row(s), q) for s, q in lanes])
@@ -263,6 +279,8 @@ class Engine:
             self._preempt()
 
     def _budget(self, sequence: Sequence) -> int:
+        if sequence.request.sampling.beam_width:
+            return 1
         limit = self.config.runner.stop_string_budget if sequence.request.sampling.stop else self.runner.buffer_steps
         return min(limit, self.runner.buffer_steps)
 
@@ -274,26 +292,38 @@ class Engine:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
         return self._scheduler.pages_needed(lanes) <= self.runner.num_unowned
 
-    def _preempt(self) -> Sequence:
-        """Take the row of the last in policy order; what it computed stays in the prefix cache until the pages are needed."""
+    def _preempt(self) -> list[Sequence]:
+        """Take the row of the last in policy order, of all its beams where it is one; what it computed stays in the prefix
+        cache until the pages are needed. Returns what lost its row."""
         victim = self._scheduler.victim()
-        self.runner.settle([self._settlement(victim)])
-        self._scheduler.preempt(victim)
-        self.counters.preemptions += 1
-        return victim
+        group = self._groups[victim.request.request_id]
+        victims = [victim]
+        if isinstance(group, BeamGroup):
+            victims = [s for s in group.beams if s.row is not None]
+            group.displace()
+        self.runner.settle([self._settlement(s) for s in victims])
+        for sequence in victims:
+            self._scheduler.preempt(sequence)
+        self.counters.preemptions += len(victims)
+        return victims
 
     # After a dispatch
 
     def _take(self, sequence: Sequence, result: LaneResult) -> None:
+        group = self._groups[sequence.request.request_id]
+        if isinstance(group, BeamGroup) and len(result.samples.tokens):
+            group.take(sequence, result.samples)
+            return
         self.counters.generation_tokens += take_result(self._continuations[sequence], result)
 
     def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
         """Publish prompts that are complete now, and let go of what ended."""
-        ended, publish = [], []
+        ended, publish = self._advance_beams(), []
         for sequence in sequences:
             continuation = self._continuations[sequence]
             if continuation.finish_reason is not None:
-                ended.append(continuation)
+                if continuation not in ended:
+                    ended.append(continuation)
             elif sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
                 publish.append(sequence)
         if publish and self.config.cache.prefix_caching:
@@ -301,6 +331,17 @@ class Engine:
         for sequence in publish:
             sequence.num_published = self._full_pages(sequence.num_computed)
         self._settle_ended(ended)
+
+    def _advance_beams(self) -> list[Continuation]:
+        """Beam searches whose beams all have their candidates go one token further; returns what ended."""
+        ended: list[Continuation] = []
+        for group in self._groups.values():
+            if isinstance(group, BeamGroup) and group.is_ready:
+                over = group.advance(self._scheduler, self.runner)
+                if over:
+                    self.counters.generation_tokens += sum(len(h.token_ids) for h in group.best)
+                ended += over
+        return ended
 
     def _full_pages(self, num_tokens: int) -> int:
         """Tokens in the full pages of num_tokens."""

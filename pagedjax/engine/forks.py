@@ -57,7 +57,7 @@ def fork_continuations(
         row = scheduler.accept_fork(sequence, parent.prompt_len, num_unowned)
         if row is None:
             break
-        forked.append((continuation, _row(continuation, parent, row, hidden_index)))
+        forked.append((continuation, forked_row(continuation, parent, row, hidden_index)))
     return forked
 
 
@@ -68,10 +68,11 @@ def fork_running(
     if source.phase is not Phase.DECODE:
         return None
     row = scheduler.accept_fork(continuation.sequence, source.num_computed, num_unowned)
-    return None if row is None else _row(continuation, source, row, None)
+    return None if row is None else forked_row(continuation, source, row, None)
 
 
-def _row(continuation: Continuation, source: Sequence, row: int, hidden_index: int | None) -> ForkedRow:
+def forked_row(continuation: Continuation, source: Sequence, row: int, hidden_index: int | None) -> ForkedRow:
+    """The device's part of a fork: `continuation` gets `row`, which begins as the source's."""
     sequence = continuation.sequence
     assert source.row is not None
     return ForkedRow(

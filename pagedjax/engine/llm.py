@@ -97,6 +97,36 @@ class LLM:
         ]
         return self._run(encoded, sampling_params, cache_salt, progress)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        beam_width: int = 4,
+        *,
+        n: int | None = None,
+        max_tokens: int | None = 16,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+        ignore_eos: bool = False,
+        cache_salt: str = "",
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """The n most likely continuations that a beam search finds, best first; `cumulative_logprob` says how likely.
+
+        Beams share the pages of what they have in common. See SamplingParams for the meaning of the arguments.
+
+        Args:
+          n: hypotheses to return, by default all beam_width.
+        """
+        sampling = SamplingParams(
+            n=beam_width if n is None else n,
+            beam_width=beam_width,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            ignore_eos=ignore_eos,
+        )
+        return self.generate(prompts, sampling, cache_salt=cache_salt, progress=progress)
+
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, str):
             return prompt, tuple(self.engine.loaded.encode(prompt))
@@ -135,8 +165,8 @@ class LLM:
         try:
             with interrupts_held_back() as interrupted:
                 while pending or self.engine.has_unfinished():
-                    while pending and self.engine.num_waiting + pending[-1].sampling.n <= max(
-                        room, pending[-1].sampling.n
+                    while pending and self.engine.num_waiting + pending[-1].sampling.num_sequences <= max(
+                        room, pending[-1].sampling.num_sequences
                     ):
                         self.engine.add_request(pending[-1])
                         added.append(pending.pop().request_id)
@@ -211,3 +241,4 @@ def _extend(whole: CompletionOutput, delta: CompletionOutput) -> None:
     if delta.logprobs is not None:
         whole.logprobs = (whole.logprobs or []) + delta.logprobs
     whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+    whole.cumulative_logprob = delta.cumulative_logprob

@@ -7,6 +7,7 @@ O(rows + pages touched) however many pages there are, and reports what could not
 arrival order and padded with R, one past the last row.
 """
 
+from pagedjax.pages.adopt import adopt
 from pagedjax.pages.alloc import alloc
 from pagedjax.pages.cow import cow, cow_need
 from pagedjax.pages.invariants import check
@@ -21,6 +22,7 @@ __all__ = [
     "NULL_PAGE",
     "PageStats",
     "Pages",
+    "adopt",
     "alloc",
     "check",
     "cow",

@@ -8,8 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 from jax import lax
+from pagedjax_kernels import copy_pages
 
-from pagedjax.pages import match, publish, remap
+from pagedjax.pages import adopt, match, publish, remap
 from pagedjax.runner.state import EngineState, RowStatus
 from pagedjax.runner.step import Params
 from pagedjax.sampling import LogprobsOutput, RowSampling, prompt_logprobs, reset_counts, set_rows
@@ -39,7 +40,9 @@ def admit(state: EngineState, new: Admission) -> tuple[EngineState, tuple[jax.Ar
     """
     rows, page_size = state.rows, state.pages.tokens.shape[1]
     pages, matched = match(state.pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
-    hits = matched * page_size
+    pages, copies, partly = adopt(pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
+    cache = copy_pages(state.cache, copies[:, 0], copies[:, 1])
+    hits = matched * page_size + partly
 
     def put(values: jax.Array, update: jax.Array) -> jax.Array:
         return values.at[new.rows].set(update, mode="drop")
@@ -55,13 +58,14 @@ def admit(state: EngineState, new: Admission) -> tuple[EngineState, tuple[jax.Ar
         sampling=set_rows(rows.sampling, new.rows, new.sampling),
         token_counts=reset_counts(rows.token_counts, counted, new.token_ids, new.prompt_lens, new.num_tokens),
     )
-    return state.replace(pages=pages, rows=rows), (hits, pages.num_unowned)
+    return EngineState(pages=pages, cache=cache, rows=rows), (hits, pages.num_unowned)
 
 
 def settle(
     state: EngineState, rows: jax.Array, lengths: jax.Array, namespaces: jax.Array, release: jax.Array
 ) -> tuple[EngineState, jax.Array]:
-    """Publish the full pages of the rows' first `lengths` tokens, then empty the rows in `release`.
+    """Publish the full pages of the rows' first `lengths` tokens, then empty the rows in `release`, whose unfilled last
+    page is published too.
 
     Args:
       rows: i32[C], padded with R.
@@ -73,7 +77,7 @@ def settle(
     """
     R = state.rows.max_rows
     tokens = state.rows.token_ids.at[rows].get(mode="fill", fill_value=0)
-    pages, _ = publish(state.pages, rows, tokens, lengths, namespaces)
+    pages, _ = publish(state.pages, rows, tokens, lengths, namespaces, release)
     gone = jnp.where(release, rows, R)
     pages, _ = remap(pages, gone, jnp.full_like(rows, R))
     status = state.rows.status.at[gone].set(RowStatus.EMPTY, mode="drop")

@@ -19,9 +19,11 @@ from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.decode import decode_loop
 from pagedjax.runner.fork import Fork, fork, pick
 from pagedjax.runner.lifecycle import Admission, admit, score_prompt, settle
+from pagedjax.runner.reorder import reorder
 from pagedjax.runner.state import EngineState
 from pagedjax.runner.step import Params, mixed_step
 from pagedjax.sampling import RowSampling, init_row_sampling
+from pagedjax.types import MAX_BEAM_WIDTH
 
 ADMIT_WIDTH = 8
 """Sequences admitted or settled in one dispatch."""
@@ -91,7 +93,7 @@ class Programs:
 
     def keys(self) -> list[Key]:
         """All programs that serving can need."""
-        keys: list[Key] = [("admit",), ("settle",), ("stats",), ("fork",)]
+        keys: list[Key] = [("admit",), ("settle",), ("stats",), ("fork",), ("reorder",)]
         keys += [("pick", t) for t in self._token_sizes()]
         keys += [("decode", b) for b in self._buckets.lanes]
         keys += [("mixed", t, b) for t, b in self._buckets.tokens]
@@ -154,6 +156,11 @@ class Programs:
         )
         fn = functools.partial(fork, self._graph)
         return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, self._hidden(C), new).compile()
+
+    def _compile_reorder(self) -> Callable:
+        C = MAX_BEAM_WIDTH
+        fn = jax.jit(reorder, donate_argnums=0)
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _ints(C)).compile()
 
     def _compile_pick(self, num_tokens: int) -> Callable:
         return jax.jit(pick).lower(self._hidden(num_tokens), _ints(ADMIT_WIDTH)).compile()

@@ -23,6 +23,7 @@ from pagedjax.runner.lifecycle import Admission
 from pagedjax.runner.programs import ADMIT_WIDTH, Programs
 from pagedjax.runner.state import RowStatus, init_state
 from pagedjax.sampling import LogprobsOutput, RowSampling, SampleOutput, stack_rows
+from pagedjax.types import MAX_BEAM_WIDTH
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,6 +201,20 @@ class Runner:
             sampling=stack_rows([f.sampling for f in new], ADMIT_WIDTH),
             uses_counts=ints([f.uses_counts for f in new]).astype(bool),
         )
+
+    def reorder(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
+        """Let rows become copies of others: (row, source row, tokens of the source to keep, the token after them) each,
+        at most MAX_BEAM_WIDTH."""
+        rows, sources, kept, tokens = zip(*moves, strict=True)
+        C = MAX_BEAM_WIDTH
+        self._state, unowned = self.programs.get("reorder")(
+            self._state,
+            _padded(rows, C, self.max_rows),
+            _padded(sources, C, self.max_rows),
+            _padded(kept, C, 0),
+            _padded(tokens, C, 0),
+        )
+        self.num_unowned = int(unowned)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Publish and release rows."""

@@ -114,6 +114,7 @@ class Scheduler:
         self.waiting.remove(sequence)
         self._free_rows.remove(row)
         sequence.place(row, num_computed)
+        sequence.num_published = num_computed // self.page_size * self.page_size
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
 
     def accept_fork(self, sequence: Sequence, num_computed: int, num_unowned: int) -> int | None:
@@ -165,11 +166,12 @@ class Scheduler:
     # Steps
 
     def plan(self) -> Plan | None:
-        """The next dispatch over the running sequences; None where none runs."""
-        if not self.running:
+        """The next dispatch over the running sequences; None where none can go on."""
+        running = [s for s in self.running if not s.held]
+        if not running:
             return None
-        decoding = [s for s in self.running if s.phase is Phase.DECODE]
-        prefilling = [s for s in self.running if s.phase is Phase.PREFILL]
+        decoding = [s for s in running if s.phase is Phase.DECODE]
+        prefilling = [s for s in running if s.phase is Phase.PREFILL]
         lanes = [(s, 1) for s in decoding]
         if not prefilling:
             return Plan(lanes, is_decode=True)

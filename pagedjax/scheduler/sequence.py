@@ -35,6 +35,7 @@ class Sequence:
       row: its row, None while it waits.
       num_preemptions: times it lost its row.
       parent: the first continuation of its request, whose pages it takes over once the prompt is computed.
+      held: it has sampled, and waits for the other beams of its request before it goes on.
       shares_last_page: it was forked and writes next into a page that others hold too: a copy is due.
       head: its first page as bytes, set by the scheduler, to tell at once that two prompts share nothing.
     """
@@ -52,6 +53,7 @@ class Sequence:
     phase: Phase = Phase.WAITING
     num_preemptions: int = 0
     parent: Sequence | None = None
+    held: bool = False
     shares_last_page: bool = False
     head: bytes = b""
 
@@ -93,14 +95,23 @@ class Sequence:
         self.token_ids[self.num_tokens : self.num_tokens + len(ids)] = ids
         self.num_tokens += len(ids)
 
+    def continue_as(self, ids: np.ndarray, token: int, num_published: int) -> None:
+        """Become the beam that knows `ids`, all of them computed if this sequence has a row, and then `token`."""
+        self.token_ids[: len(ids)] = ids
+        self.token_ids[len(ids)] = token
+        self.num_tokens, self.held, self.shares_last_page = len(ids) + 1, False, False
+        if self.row is not None:
+            self.num_computed, self.num_published = len(ids), num_published
+            self.update_phase()
+
     def cut(self, num_tokens: int) -> None:
         """Forget what ran past a stop string."""
         self.num_tokens = num_tokens
         self.num_computed = min(self.num_computed, num_tokens)
 
     def place(self, row: int, hit: int) -> None:
-        """It got a row, and `hit` tokens from the prefix cache."""
-        self.row, self.num_computed, self.num_published = row, hit, hit
+        """It got a row, and `hit` tokens from the prefix cache or another row."""
+        self.row, self.num_computed = row, hit
         self.update_phase()
 
     def update_phase(self) -> None:
@@ -109,4 +120,4 @@ class Sequence:
     def displace(self) -> None:
         """It lost its row (preempted, or not admitted after all) and waits again."""
         self.row, self.num_computed, self.num_published, self.phase = None, 0, 0, Phase.WAITING
-        self.shares_last_page = False
+        self.shares_last_page = self.held = False

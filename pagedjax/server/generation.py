@@ -61,7 +61,7 @@ def make_job(
         raise shutting_down()
     if not state.engine.is_alive:
         raise ApiError(503, "the engine has stopped", code="engine_unavailable")
-    sequences = len(prompts) * sampling.n
+    sequences = len(prompts) * sampling.num_sequences
     if sequences > config.server.max_sequences:
         raise InvalidRequestError("n", f"prompts x n may be {config.server.max_sequences} at most, got {sequences}")
     # The engine bounds its queue itself; here only, so that a request of many sequences is refused as a whole. One that

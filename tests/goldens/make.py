@@ -15,6 +15,7 @@ import sys
 import time
 import zipfile
 
+import beams
 import prompts as source
 import torch
 import transformers
@@ -167,6 +168,9 @@ def compare(name: str, content: dict) -> int:
     for old, new in zip(stored.get("prompts", ()), content.get("prompts", ()), strict=True):
         if old["ids"] != new["ids"] or old["tokens"] != new["tokens"]:
             bad.append(new["name"])
+    for old, new in zip(stored.get("cases", ()), content.get("cases", ()), strict=True):
+        if [h["tokens"] for h in old["hypotheses"]] != [h["tokens"] for h in new["hypotheses"]]:
+            bad.append(f"{new['name']} with {new['width']} beams")
     if stored.get("strings") != content.get("strings") or stored.get("chats") != content.get("chats"):
         bad.append("tokenizer")
     print(f"{name}: {'reproduces' if not bad else 'differs at ' + ', '.join(bad)}", file=sys.stderr)
@@ -189,8 +193,10 @@ def main() -> None:
     finish = compare if args.check else write
     made = {
         "smollm2_tokenizer.json.gz": make_tokenizer(tokenizer),
-        "smollm2_greedy.json.gz": make_generation(model, tokenizer),
+        "smollm2_greedy.json.gz": (greedy := make_generation(model, tokenizer)),
     }
+    prompts = {item["name"]: item["ids"] for item in greedy["prompts"]}
+    made["smollm2_beams.json.gz"] = beams.make_beams(model, prompts, tokenizer.eos_token_id)
     wrong = [finish(name, {"provenance": provenance(args.wheel), **content}) for name, content in made.items()]
     sys.exit(1 if any(wrong) and args.check else 0)
 

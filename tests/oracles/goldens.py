@@ -70,6 +70,12 @@ def eos_token_id() -> int:
     return _load("smollm2_greedy.json.gz")["eos_token_id"]
 
 
+def beams() -> list[dict[str, Any]]:
+    """Beam searches: `name`, `ids`, `width`, `max_new`, `length_penalty`, `early_stopping` and `hypotheses`, best first, each
+    with its generated `tokens` and its `score`."""
+    return _load("smollm2_beams.json.gz")["cases"]
+
+
 def strings() -> list[dict[str, Any]]:
     """`text`, its `ids`, and `decoded` (special tokens included)."""
     return _load("smollm2_tokenizer.json.gz")["strings"]

@@ -23,7 +23,8 @@ VERBS: dict[str, Callable] = {
     "remap": verbs.remap,
     "cow": verbs.cow,
     "match": verbs.match,
-    "publish": verbs.publish,
+    "adopt": verbs.adopt,
+    "publish": lambda pages, *args: verbs.publish(pages, *args[:-1], args[-1] > 0),
     "pin": verbs.pin,
     "unpin": verbs.unpin,
 }
@@ -97,7 +98,7 @@ class World:
         self.namespace = [0] * self.R
         self.pins: list[int] = []
         self.kv: dict[tuple[int, int], tuple] = {}
-        self.hits = self.failures = self.copies = 0
+        self.hits = self.partial_hits = self.failures = self.copies = 0
 
     @property
     def indexed(self) -> bool:
@@ -160,6 +161,7 @@ class World:
                 assert self.oracle.counts[group[logical]] == 1 or group[logical] in self.pins, (
                     "a shared page was written"
                 )
+                assert group[logical] not in self.oracle.index, "a published page was written"
                 self.kv[group[logical], offset] = (self.namespace[row], *self.tokens[row])
 
     def remap(self, rows: list[int], src: list[int]) -> None:
@@ -192,13 +194,30 @@ class World:
             self.tokens[r], self.namespace[r] = prompt[: n * self.S], namespace
             self.hits += n
         self.verify()
+        copies, more = self._call("adopt", *args)
+        pairs = [(s, d) for s, d in copies.tolist() if d < self.N]
+        assert (pairs, more.tolist()) == self.oracle.adopt(*args)
+        for source, target in pairs:
+            for offset in range(self.S):
+                self.kv[target, offset] = self.kv.get((source, offset), ())
+        for r, prompt, n in zip(rows, prompts, more.tolist(), strict=False):
+            self.tokens[r] = prompt[: len(self.tokens[r]) + n]
+            assert len(self.tokens[r]) < max(len(prompt), 1)
+        self.partial_hits += len(pairs)
+        self.verify()
 
-    def publish(self, rows: list[int], lengths: list[int]) -> None:
+    def end(self, rows: list[int]) -> None:
+        """Rows that are done: everything they hold is published, then they are released."""
+        self.publish(rows, [len(self.tokens[r]) for r in rows], tail=True)
+        self.remap(rows, [self.R] * len(rows))
+
+    def publish(self, rows: list[int], lengths: list[int], *, tail: bool = False) -> None:
         args = (
             self._pad(rows, self.R),
             self._texts([self.tokens[r] for r in rows]),
             self._pad(lengths, 9),
             self._pad([self.namespace[r] for r in rows], 0),
+            self._pad([int(tail)] * len(rows), 0),
         )
         (count,) = self._call("publish", *args)
         assert count.tolist() == self.oracle.publish(*args)
@@ -242,7 +261,20 @@ class World:
         assert int(stats.free + stats.cached) == self.N - 1
 
 
-OPERATIONS = ("admit", "grow", "grow", "grow", "exhaust", "remap", "release", "publish", "publish", "pin", "unpin")
+OPERATIONS = (
+    "admit",
+    "grow",
+    "grow",
+    "grow",
+    "exhaust",
+    "remap",
+    "end",
+    "release",
+    "publish",
+    "publish",
+    "pin",
+    "unpin",
+)
 
 
 def step(world: World, rng: random.Random, kind: str) -> None:
@@ -264,6 +296,8 @@ def step(world: World, rng: random.Random, kind: str) -> None:
         w.grow(rows, news)
     elif kind == "remap":
         w.remap(rows, [rng.randint(0, w.R) for _ in rows] if rng.random() < 0.5 else rng.sample(rows, len(rows)))
+    elif kind == "end" and w.indexed:
+        w.end(rows)
     elif kind == "release":
         w.remap(rows, [w.R] * len(rows))
     elif kind == "publish" and w.indexed:
