@@ -34,7 +34,7 @@ class BeamGroup(RequestGroup):
     def take(self, sequence: Sequence, samples: SampleOutput) -> None:
         """Hold a beam with the likeliest next tokens that the device found for it."""
         sequence.held = True
-        self.candidates[sequence] = (samples.top_ids[0], samples.top_logprobs[0])
+        self.candidates[sequence] = (np.asarray(samples.top_ids[0]), np.asarray(samples.top_logprobs[0]))
 
     def displace(self) -> None:
         """Its rows are gone: the candidates will be computed again."""

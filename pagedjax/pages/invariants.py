@@ -113,13 +113,13 @@ def _is_listed_child(host: Pages, page: int) -> bool:
     if host.tokens[page, -1] != NO_TOKEN:
         return False
     if parent >= N:
-        seed = chain_seed(np.asarray(parent - N, np.uint32), host.secret)
-        before = int(finish(seed, host.secret, host.hash_bits))
+        seed = chain_seed(np.asarray([parent - N], np.uint32), host.secret)
+        before = int(finish(seed, host.secret, host.hash_bits)[0])
     elif int(host.generation[parent]) != int(host.parent_generation[page]):
         return True
     else:
         before = int(host.hash[parent])
-    return page in host.children[before % host.children.shape[0]]
+    return bool((np.asarray(host.children[before % host.children.shape[0]]) == page).any())
 
 
 def _index(host: Pages) -> list[str]:

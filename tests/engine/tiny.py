@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -50,7 +51,22 @@ def make_engine(*, hash_bits: int = 32, **overrides) -> Engine:
     }
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = with_overrides(Config(), {**defaults, **names})
-    return from_loaded(loaded(), config, progress=False, hash_bits=hash_bits)
+    return share_programs(from_loaded(loaded(), config, progress=False, hash_bits=hash_bits))
+
+
+@functools.cache
+def _programs(shapes: str) -> list:
+    return []
+
+
+def share_programs(engine: Engine) -> Engine:
+    """Engines of the same shapes use the same compiled programs: making them takes most of a test's time."""
+    runner = engine.runner
+    shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), (runner._params, runner._state))
+    same = _programs(f"{shapes} {runner.buckets} {runner.buffer_steps} {runner._state.pages.hash_bits}")
+    same.append(runner.programs)
+    runner.programs = same[0]
+    return engine
 
 
 def params(**fields) -> SamplingParams:

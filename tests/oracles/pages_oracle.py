@@ -144,7 +144,8 @@ class PagesOracle:
         return out
 
     def _root(self, namespace: int) -> int:
-        return int(finish(chain_seed(np.asarray(namespace, np.uint32), self.secret), self.secret, self.hash_bits))
+        seed = chain_seed(np.asarray([namespace], np.uint32), self.secret)
+        return int(finish(seed, self.secret, self.hash_bits)[0])
 
     def _before(self, page: int) -> int | None:
         """Hash of what comes before a published page; None where that is gone."""

@@ -110,6 +110,20 @@ def test_a_prompt_list_is_answered_as_its_members_alone(client):
     assert [c["index"] for c in together] == [0, 1, 2, 3]
 
 
+def test_a_beam_search_is_the_engines_own(client, engine):
+    """By both endpoints; the best comes first, and beams that are not asked for are not counted."""
+    body = {"prompt": "search", "max_tokens": 6, "use_beam_search": True, "best_of": 4}
+    many = complete(client, **body, n=4)
+    ids = [c["token_ids"] for c in many["choices"]]
+    assert len({tuple(i) for i in ids}) == 4
+    best = complete(client, **body, n=1)
+    assert [c["token_ids"] for c in best["choices"]] == ids[:1]
+    assert (many["usage"]["completion_tokens"], best["usage"]["completion_tokens"]) == (24, 6)
+    answer = chat(client, use_beam_search=True, n=3, max_tokens=5)
+    assert [c["index"] for c in answer["choices"]] == [0, 1, 2]
+    assert all(c["finish_reason"] == "length" for c in answer["choices"])
+
+
 def test_streams_are_what_whole_answers_are(client):
     """A random model writes bytes that are no characters, so this covers text that cannot be decoded too."""
     body = {
