@@ -230,7 +230,7 @@ class Engine:
             return
         results, hidden = self.runner.mixed([(_row(s), q) for s, q in lanes])
         self.counters.steps += 1
-        self._score_prompts(lanes, hidden)
+        self._score_prompts(lanes, results, hidden)
         for (sequence, q_len), result in zip(lanes, results, strict=True):
             if result.ok:
                 sequence.num_computed += q_len
@@ -363,10 +363,12 @@ class Engine:
         length = sequence.num_computed if self.config.cache.prefix_caching else 0
         return Settlement(_row(sequence), length=length, namespace=sequence.namespace, release=release)
 
-    def _score_prompts(self, lanes: list[tuple[Sequence, int]], hidden: jax.Array) -> None:
+    def _score_prompts(self, lanes: list[tuple[Sequence, int]], results: list[LaneResult], hidden: jax.Array) -> None:
         """Log-probabilities of prompt tokens in this step's chunks, for requests that want them."""
         offset = 0
-        for sequence, q_len in lanes:
+        for (sequence, q_len), result in zip(lanes, results, strict=True):
+            if not result.ok:  # its tokens were left out of the step
+                continue
             group = self._groups[sequence.request.request_id]
             start, length = sequence.num_computed, sequence.prompt_len
             if sequence.index == 0 and group.request.sampling.prompt_logprobs is not None and start < length:
@@ -403,6 +405,17 @@ class Engine:
             num_waiting=len(self._scheduler.waiting),
             compilations=self.runner.compilations.count - self._warm_compilations,
         )
+
+    def compact(self) -> tuple[float, float]:
+        """Move pages so that the pages of each running sequence adjoin; no output changes. Between two steps.
+
+        Takes as long as copying the pages that move, and compiles a program the first time. No attention backend here gains
+        by it yet (`scripts/bench_layout.py`), so nothing calls it by itself.
+
+        Returns:
+          Contiguity before and after: share of the steps from page to page within a sequence that lead to the adjoining one.
+        """
+        return self.runner.compact()
 
     def warm_up(self, *, progress: bool = True) -> None:
         """Compile every program; compilations are counted from here on."""

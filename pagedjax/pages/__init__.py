@@ -9,6 +9,7 @@ arrival order and padded with R, one past the last row.
 
 from pagedjax.pages.adopt import adopt
 from pagedjax.pages.alloc import alloc
+from pagedjax.pages.compact import compact, contiguity
 from pagedjax.pages.cow import cow, cow_need
 from pagedjax.pages.invariants import check
 from pagedjax.pages.lookup import physical_page, physical_slot, row_pages
@@ -25,6 +26,8 @@ __all__ = [
     "adopt",
     "alloc",
     "check",
+    "compact",
+    "contiguity",
     "cow",
     "cow_need",
     "init_pages",

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 from jax import lax
-from pagedjax_kernels import copy_pages
+from pagedjax_kernels import copy_pages, permute_pages
 
-from pagedjax.pages import adopt, match, publish, remap
+from pagedjax.pages import adopt, compact, contiguity, match, publish, remap
 from pagedjax.runner.state import EngineState, RowStatus
 from pagedjax.runner.step import Params
 from pagedjax.sampling import LogprobsOutput, RowSampling, prompt_logprobs, reset_counts, set_rows
@@ -82,6 +82,18 @@ def settle(
     pages, _ = remap(pages, gone, jnp.full_like(rows, R))
     status = state.rows.status.at[gone].set(RowStatus.EMPTY, mode="drop")
     return state.replace(pages=pages, rows=state.rows.replace(status=status)), pages.num_unowned
+
+
+def compact_pages(state: EngineState) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:
+    """Renumber and move pages so that each row lies in one piece.
+
+    Returns:
+      state (donated), (contiguity f32 before, contiguity f32 after).
+    """
+    before = contiguity(state.pages)
+    pages, source = compact(state.pages)
+    state = state.replace(pages=pages, cache=permute_pages(state.cache, source))
+    return state, (before, contiguity(pages))
 
 
 def score_prompt(

@@ -18,7 +18,7 @@ from pagedjax.pages import stats
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.decode import decode_loop
 from pagedjax.runner.fork import Fork, fork, pick
-from pagedjax.runner.lifecycle import Admission, admit, score_prompt, settle
+from pagedjax.runner.lifecycle import Admission, admit, compact_pages, score_prompt, settle
 from pagedjax.runner.reorder import reorder
 from pagedjax.runner.state import EngineState
 from pagedjax.runner.step import Params, mixed_step
@@ -169,6 +169,9 @@ class Programs:
         C = ADMIT_WIDTH
         fn = jax.jit(settle, donate_argnums=0)
         return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C)).compile()
+
+    def _compile_compact(self) -> Callable:
+        return jax.jit(compact_pages, donate_argnums=0).lower(self._state).compile()
 
     def _compile_stats(self) -> Callable:
         return jax.jit(stats).lower(self._state.pages).compile()

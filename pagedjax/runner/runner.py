@@ -302,6 +302,15 @@ class Runner:
         step = self._step_seconds.get(self.buckets.for_lanes(num_rows))
         return 1 if not step else max(1, min(self.buffer_steps, int(seconds / step)))
 
+    def compact(self) -> tuple[float, float]:
+        """Move pages so that each row lies in one piece; returns the contiguity before and after, 0 to 1.
+
+        Compiled at first use. Nobody may know pages by number meanwhile: none may be pinned.
+        """
+        assert self.page_stats().pending == 0, "a pinned page must keep its number"
+        self._state, (before, after) = self.programs.get("compact")(self._state)
+        return float(before), float(after)
+
     def page_stats(self) -> PageStats:
         """Pages by state, as Python integers."""
         return jax.tree.map(int, jax.device_get(self.programs.get("stats")(self._state.pages)))

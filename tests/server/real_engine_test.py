@@ -77,12 +77,16 @@ def assert_clean(client, engine):
             for name in ("num_requests_running", "num_requests_waiting", "kv_pages_used")
         )
         if idle:
-            break
+            try:
+                broken = engine.runner.check()
+                break
+            except RuntimeError as error:  # a request that came late has just been let in, and its arrays replace these
+                assert "deleted" in str(error)
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
     assert found[PAGES % "free"] + found[PAGES % "cached"] == 64
     assert found['pagedjax:compilations_after_warm_up_total{model_name="tiny"}'] == 0
-    assert engine.runner.check() == []
+    assert broken == []
 
 
 def test_a_file_is_continued_as_its_lines_alone(engine, tmp_path):
