@@ -19,6 +19,7 @@ from pagedjax.engine.beams import BeamGroup, check_beams_fit
 from pagedjax.engine.forks import branch, fork_continuations, fork_running
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.namespaces import Namespaces
+from pagedjax.engine.prompt_scores import score_prompts
 from pagedjax.engine.stats import Counters, EngineStats
 from pagedjax.engine.take import take_result
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
@@ -230,7 +231,7 @@ class Engine:
             return
         results, hidden = self.runner.mixed([(_row(s), q) for s, q in lanes])
         self.counters.steps += 1
-        self._score_prompts(lanes, results, hidden)
+        score_prompts(self.runner, self._groups, lanes, results, hidden)
         for (sequence, q_len), result in zip(lanes, results, strict=True):
             if result.ok:
                 sequence.num_computed += q_len
@@ -362,22 +363,6 @@ class Engine:
     def _settlement(self, sequence: Sequence, *, release: bool = True) -> Settlement:
         length = sequence.num_computed if self.config.cache.prefix_caching else 0
         return Settlement(_row(sequence), length=length, namespace=sequence.namespace, release=release)
-
-    def _score_prompts(self, lanes: list[tuple[Sequence, int]], results: list[LaneResult], hidden: jax.Array) -> None:
-        """Log-probabilities of prompt tokens in this step's chunks, for requests that want them."""
-        offset = 0
-        for (sequence, q_len), result in zip(lanes, results, strict=True):
-            if not result.ok:  # its tokens were left out of the step
-                continue
-            group = self._groups[sequence.request.request_id]
-            start, length = sequence.num_computed, sequence.prompt_len
-            if sequence.index == 0 and group.request.sampling.prompt_logprobs is not None and start < length:
-                following = sequence.token_ids[start + 1 : min(start + q_len + 1, length)]
-                next_ids = np.concatenate([np.zeros(offset, np.int32), following])
-                out = self.runner.score(hidden, next_ids)
-                out = type(out)(*(field[offset:] for field in out))
-                group.take_prompt_logprobs(start, out, following)
-            offset += q_len
 
     def _forget(self, group: RequestGroup) -> None:
         for continuation in group.continuations:
