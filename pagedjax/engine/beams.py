@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 
 import numpy as np
 
 from pagedjax.engine.beam import BeamSearch, Hypothesis, num_candidates
 from pagedjax.engine.forks import forked_row
 from pagedjax.engine.group import Continuation, RequestGroup
+from pagedjax.engine.stats import Counters
 from pagedjax.errors import InvalidRequestError
 from pagedjax.runner import Runner
 from pagedjax.sampling import SampleOutput
@@ -115,6 +117,20 @@ class BeamGroup(RequestGroup):
             text = stream.append(ids[:-1] if hypothesis.ended_by_id else ids).text + stream.finish()
         reason = FinishReason.STOP if hypothesis.ended_by_id else FinishReason.LENGTH
         return CompletionOutput(index, text, ids, finish_reason=reason, cumulative_logprob=hypothesis.logprob)
+
+
+def advance_beams(
+    groups: Iterable[RequestGroup], scheduler: Scheduler, runner: Runner, counters: Counters
+) -> list[Continuation]:
+    """Searches whose beams all have their candidates go one token further; returns the continuations to let go of."""
+    ended: list[Continuation] = []
+    for group in groups:
+        if isinstance(group, BeamGroup) and group.is_ready:
+            over = group.advance(scheduler, runner)
+            if over:
+                counters.generation_tokens += sum(len(h.token_ids) for h in group.best)
+            ended += over
+    return ended
 
 
 def make_search(request: Request, eos_token_ids: tuple[int, ...], max_new: int) -> BeamSearch:

@@ -15,7 +15,7 @@ import numpy as np
 
 from pagedjax.config import Config
 from pagedjax.engine.admission import make_group
-from pagedjax.engine.beams import BeamGroup, check_beams_fit
+from pagedjax.engine.beams import BeamGroup, advance_beams, check_beams_fit
 from pagedjax.engine.forks import branch, fork_continuations, fork_running
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.namespaces import Namespaces
@@ -319,7 +319,7 @@ class Engine:
 
     def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
         """Publish prompts that are complete now, and let go of what ended."""
-        ended, publish = self._advance_beams(), []
+        ended, publish = advance_beams(self._groups.values(), self._scheduler, self.runner, self.counters), []
         for sequence in sequences:
             continuation = self._continuations[sequence]
             if continuation.finish_reason is not None:
@@ -332,17 +332,6 @@ class Engine:
         for sequence in publish:
             sequence.num_published = self._full_pages(sequence.num_computed)
         self._settle_ended(ended)
-
-    def _advance_beams(self) -> list[Continuation]:
-        """Beam searches whose beams all have their candidates go one token further; returns what ended."""
-        ended: list[Continuation] = []
-        for group in self._groups.values():
-            if isinstance(group, BeamGroup) and group.is_ready:
-                over = group.advance(self._scheduler, self.runner)
-                if over:
-                    self.counters.generation_tokens += sum(len(h.token_ids) for h in group.best)
-                ended += over
-        return ended
 
     def _full_pages(self, num_tokens: int) -> int:
         """Tokens in the full pages of num_tokens."""
