@@ -117,6 +117,9 @@ class RunnerConfig:
     slice_ms: float = option(
         100.0, "milliseconds one dispatch should last at most when somebody streams or waits", low=1, high=10000
     )
+    overlap: bool = option(
+        True, "start the next decode loop before the last one is read, while nobody waits; slices are half as long then"
+    )
     stop_string_budget: int = option(
         8, "tokens a sequence with stop strings decodes before the host looks at its text", low=1, high=256
     )

@@ -24,7 +24,7 @@ from pagedjax.engine.stats import Counters, EngineStats
 from pagedjax.engine.take import take_result
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
 from pagedjax.policy import POLICIES
-from pagedjax.runner import ForkedRow, LaneResult, NewRow, Runner, Settlement, Trap
+from pagedjax.runner import Flight, ForkedRow, LaneResult, NewRow, Runner, Settlement, Trap
 from pagedjax.sampling import uses_counts
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
 from pagedjax.types import FinishReason, Request, RequestOutput, SamplingParams
@@ -66,6 +66,7 @@ class Engine:
         self._seeds = np.random.default_rng(config.seed or secrets.randbits(64))
         self._warm_compilations = runner.compilations.count
         self._steps_since_check = 0
+        self._flight: tuple[list[Sequence], Flight] | None = None
 
     # Requests
 
@@ -114,7 +115,7 @@ class Engine:
             self._continuations[continuation.sequence] = continuation
             self._scheduler.add(continuation.sequence)
 
-    def fork(self, request_id: str, new_id: str, sampling: SamplingParams | None = None, *, index: int = 0) -> None:
+    def fork(self, request_id: str, new_id: str, sampling: SamplingParams | None = None, *, index: int = 0) -> Request:
         """Branch a request in flight off: the new one's prompt is all that continuation `index` of it knows by now.
 
         Between two steps nothing is computed or copied for it: it shares every page, and the first of the two to write
@@ -126,9 +127,13 @@ class Engine:
           new_id: unique among the requests in flight.
           sampling: how the branch goes on, n = 1; by default as the source, with a new seed if that has none.
 
+        Returns:
+          The new request; its prompt is what the source knew.
+
         Raises:
           InvalidRequestError: no such request or continuation, it has ended, or what `add_request` raises.
         """
+        self._land_all()
         source, request = branch(self._groups.get(request_id), request_id, new_id, sampling, index)
         self.add_request(request)
         continuation = self._groups[new_id].continuations[0]
@@ -137,6 +142,7 @@ class Engine:
             self.runner.fork([row])
             self.counters.forks += 1
             self._note_hit(continuation.sequence, continuation.sequence.num_computed)
+        return request
 
     def abort(self, request_id: str) -> None:
         """End a request now and give its pages back. Unknown ids (it just finished) are fine."""
@@ -165,19 +171,17 @@ class Engine:
     # One turn
 
     def step(self) -> list[RequestOutput]:
-        """Admit, run one dispatch, and report what is new of each request (deltas)."""
-        self._admit()
-        plan = self._scheduler.plan()
-        if plan is None and self._scheduler.running:
-            # Beams wait for others that find no room: the last search gives its rows back.
-            self._preempt()
-        elif plan is not None:
-            self.counters.dispatches += 1
-            if plan.is_decode:
-                self._decode(plan)
-            else:
-                self._mixed(plan)
-            self._debug_check()
+        """Admit, run one dispatch, and report what is new of each request (deltas).
+
+        While nobody waits, the next decode loop is started before the last one is read, so that the device works while
+        the host looks at text; then a turn reads the loop that the turn before started.
+        """
+        if self._flight is None:
+            self._admit()
+            self._dispatch()
+        else:
+            self._land(overlap=True)
+        self._debug_check()
         outputs = [out for group in self._groups.values() if (out := group.drain()) is not None]
         for out in outputs:
             if out.finished:
@@ -221,6 +225,19 @@ class Engine:
 
     # Dispatches
 
+    def _dispatch(self) -> None:
+        plan = self._scheduler.plan()
+        if plan is None:
+            if self._scheduler.running:
+                # Beams wait for others that find no room: the last search gives its rows back.
+                self._preempt()
+        elif plan.is_decode:
+            self._start_decode([s for s, _ in plan.lanes])
+            self._land(overlap=True)
+        else:
+            self.counters.dispatches += 1
+            self._mixed(plan)
+
     def _mixed(self, plan: Plan) -> None:
         """One step of chunks and decodes; preempts first where its pages are not there."""
         lanes = list(plan.lanes)
@@ -260,24 +277,54 @@ class Engine:
             self._take(continuation.sequence, result)
         return [continuation.sequence for continuation, _ in forked]
 
-    def _decode(self, plan: Plan) -> None:
-        """Decode on the device until a trap, and handle it."""
-        sequences = [s for s, _ in plan.lanes]
-        trap, results = self.runner.decode(
-            [_row(s) for s in sequences],
-            [self._budget(s) for s in sequences],
-            max_steps=self._max_steps(len(sequences)),
-            leave_on_finish=bool(self._scheduler.waiting),
+    def _start_decode(self, sequences: list[Sequence]) -> None:
+        """Decode on the device until a trap; `_land` handles it."""
+        self.counters.dispatches += 1
+        self._flight = (
+            sequences,
+            self.runner.start_decode(
+                [_row(s) for s in sequences],
+                [self._budget(s) for s in sequences],
+                max_steps=self._max_steps(len(sequences)),
+                leave_on_finish=bool(self._scheduler.waiting),
+            ),
         )
+
+    def _land(self, *, overlap: bool) -> None:
+        """Read the decode loop in flight and handle its trap."""
+        assert self._flight is not None
+        (sequences, flight), self._flight = self._flight, None
+        if overlap and self._may_overlap(sequences, flight):
+            self._start_decode([s for s in sequences if s.phase is Phase.DECODE])
+        trap, results = self.runner.finish_decode(flight)
         self.counters.steps += max(len(result.samples.tokens) for result in results)
-        for sequence, result in zip(sequences, results, strict=True):
+        # What ended or lost its row since the loop was started ran on for nothing.
+        lanes = [(s, r) for s, r in zip(sequences, results, strict=True) if s.row == r.row and s.phase is Phase.DECODE]
+        for sequence, result in lanes:
             sequence.num_computed += len(result.samples.tokens)
             self._take(sequence, result)
-        self._after_dispatch(sequences)
-        # Ending sequences may have given back what the fault was about; the next step finds out.
-        stuck = not any(len(result.samples.tokens) for result in results)
-        if trap is Trap.FAULT and (stuck or not self._has_room()) and self._scheduler.running:
-            self._preempt()
+        self._after_dispatch([s for s, _ in lanes])
+        if trap is Trap.FAULT and self._flight is not None:
+            self._land(overlap=False)  # it met the same fault at once
+        elif trap is Trap.FAULT and self._scheduler.running:
+            # Pages given back meanwhile may be what the fault was about; then the next loop finds out.
+            stuck = self.runner.is_latest(flight) and not any(len(result.samples.tokens) for result in results)
+            if stuck or not self._has_room():
+                self._preempt()
+
+    def _may_overlap(self, sequences: list[Sequence], flight: Flight) -> bool:
+        """Whether the next loop may start before this one is read: nobody waits for its end, and it leaves work."""
+        if not self.config.runner.overlap or self._scheduler.waiting or len(sequences) < len(self._scheduler.running):
+            return False
+        going = [s for s in sequences if s.phase is Phase.DECODE]
+        if any(s.request.sampling.beam_width for s in going):
+            return False
+        return any(s.max_total - s.num_tokens > flight.max_steps for s in going)
+
+    def _land_all(self) -> None:
+        """Bring what the host knows up to what the device has done."""
+        if self._flight is not None:
+            self._land(overlap=False)
 
     def _budget(self, sequence: Sequence) -> int:
         if sequence.request.sampling.beam_width:
@@ -287,7 +334,9 @@ class Engine:
 
     def _max_steps(self, num_rows: int) -> int:
         seconds = self.config.runner.slice_ms / 1e3 if self.interactive else OFFLINE_SLICE_SECONDS
-        return self.runner.steps_within(num_rows, seconds)
+        # What arrives may have to wait for two loops then.
+        overlaps = self.config.runner.overlap and not self._scheduler.waiting
+        return self.runner.steps_within(num_rows, seconds / 2 if overlaps else seconds)
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
@@ -389,6 +438,7 @@ class Engine:
         Returns:
           Contiguity before and after: share of the steps from page to page within a sequence that lead to the adjoining one.
         """
+        self._land_all()
         return self.runner.compact()
 
     def warm_up(self, *, progress: bool = True) -> None:

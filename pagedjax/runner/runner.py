@@ -17,7 +17,7 @@ from pagedjax.models import ModelSpec
 from pagedjax.pages import PageStats, check
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.compile_counter import CompileCounter
-from pagedjax.runner.decode import Trap
+from pagedjax.runner.decode import DecodeReport, Trap
 from pagedjax.runner.fork import Fork
 from pagedjax.runner.lifecycle import Admission
 from pagedjax.runner.programs import ADMIT_WIDTH, Programs
@@ -76,6 +76,18 @@ class LaneResult:
     samples: SampleOutput
 
 
+@dataclasses.dataclass(frozen=True)
+class Flight:
+    """A decode loop that was dispatched and not yet read."""
+
+    rows: tuple[int, ...]
+    num_lanes: int
+    max_steps: int
+    dispatch: int
+    started: float
+    report: DecodeReport
+
+
 class Runner:
     """The device side of an engine. Not thread-safe: one thread calls it.
 
@@ -129,6 +141,8 @@ class Runner:
             backend=backend,
         )
         self._step_seconds: dict[int, float] = {}
+        self._last_read = 0.0
+        self._dispatches = self._unowned_as_of = 0
 
     def admit(self, new: Sequence[NewRow]) -> list[int]:
         """Fill in rows; returns, for each, the tokens that the prefix cache had."""
@@ -138,7 +152,7 @@ class Runner:
             self._state, out = self.programs.get("admit")(self._state, self._admission(part))
             found, unowned = jax.device_get(out)
             hits += [int(h) for h in found[: len(part)]]
-            self.num_unowned = int(unowned)
+            self._note_unowned(unowned)
         return hits
 
     def _admission(self, new: Sequence[NewRow]) -> Admission:
@@ -214,7 +228,7 @@ class Runner:
             _padded(kept, C, 0),
             _padded(tokens, C, 0),
         )
-        self.num_unowned = int(unowned)
+        self._note_unowned(unowned)
 
     def settle(self, settlements: Sequence[Settlement]) -> None:
         """Publish and release rows."""
@@ -228,7 +242,7 @@ class Runner:
                 _padded([s.namespace for s in part], C, 0),
                 _padded([s.release for s in part], C, 0).astype(bool),
             )
-            self.num_unowned = int(unowned)
+            self._note_unowned(unowned)
 
     def mixed(self, lanes: Sequence[tuple[int, int]]) -> tuple[list[LaneResult], jax.Array]:
         """One step over (row, number of tokens) lanes in arrival order, those that decode first.
@@ -244,7 +258,7 @@ class Runner:
             _padded([q for _, q in lanes], B, 0),
         )
         report = jax.device_get(report)
-        self.num_unowned = int(report.num_unowned)
+        self._note_unowned(report.num_unowned)
         self.num_page_copies += int(report.num_copies)
         results = [
             LaneResult(
@@ -263,10 +277,10 @@ class Runner:
         out = self.programs.get("score", T)(self._params, hidden, _padded(next_ids, T, 0))
         return jax.tree.map(lambda x: x[: len(next_ids)], jax.device_get(out))
 
-    def decode(
+    def start_decode(
         self, rows: Sequence[int], budgets: Sequence[int], *, max_steps: int, leave_on_finish: bool
-    ) -> tuple[Trap, list[LaneResult]]:
-        """Run rows (in arrival order) on the device until a trap."""
+    ) -> Flight:
+        """Run rows (in arrival order) on the device until a trap, without waiting for it."""
         B = self.buckets.for_lanes(len(rows))
         started = time.perf_counter()
         self._state, report = self.programs.get("decode", B)(
@@ -277,9 +291,17 @@ class Runner:
             np.int32(min(max_steps, self.buffer_steps)),
             np.bool_(leave_on_finish),
         )
-        report = jax.device_get(report)
-        self._note_time(B, time.perf_counter() - started, int(report.num_steps))
-        self.num_unowned = int(report.num_unowned)
+        self._dispatches += 1
+        return Flight(tuple(rows), B, max_steps, self._dispatches, started, report)
+
+    def finish_decode(self, flight: Flight) -> tuple[Trap, list[LaneResult]]:
+        """Wait for a loop and read what it brought. Loops are read in the order they were started in."""
+        report: DecodeReport = jax.device_get(flight.report)
+        now = time.perf_counter()
+        # A loop that was started early began to run when the one before it was done.
+        self._note_time(flight.num_lanes, now - max(flight.started, self._last_read), int(report.num_steps))
+        self._last_read = now
+        self._note_unowned(report.num_unowned, flight.dispatch)
         self.num_page_copies += int(report.num_copies)
         results = [
             LaneResult(
@@ -288,9 +310,21 @@ class Runner:
                 ok=True,
                 samples=_lane_samples(report.samples, i, int(report.appended[i])),
             )
-            for i, row in enumerate(rows)
+            for i, row in enumerate(flight.rows)
         ]
         return Trap(int(report.trap)), results
+
+    def is_latest(self, flight: Flight) -> bool:
+        """Whether no page can have changed hands since the loop ended."""
+        return self._unowned_as_of <= flight.dispatch
+
+    def _note_unowned(self, num_unowned: jax.Array | np.ndarray, dispatch: int | None = None) -> None:
+        """Take over a count of pages, unless a later dispatch has brought one already."""
+        if dispatch is None:
+            self._dispatches += 1
+            dispatch = self._dispatches
+        if dispatch > self._unowned_as_of:
+            self.num_unowned, self._unowned_as_of = int(num_unowned), dispatch
 
     def _note_time(self, num_lanes: int, seconds: float, steps: int) -> None:
         if steps:

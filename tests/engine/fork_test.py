@@ -108,12 +108,12 @@ def test_a_branch_goes_on_as_a_request_with_all_that_was_known(engine):
     prompt = random_prompts(1, 10, 11, seed=14)[0]
     before = engine.stats().page_copies
     known = start(engine, prompt, params(max_tokens=40), 9)
-    engine.fork("r", "greedy")
-    engine.fork("r", "sampled", sampled(max_tokens=10))
+    everything = engine.fork("r", "greedy").prompt_ids
+    assert engine.fork("r", "sampled", sampled(max_tokens=10)).prompt_ids == everything
     assert engine.stats().num_running == 3
     rest = finish(engine)
     assert known + rest["r"] == greedy(prompt, 40)
-    everything = (*prompt, *known)
+    assert everything[: len(prompt) + len(known)] == (*prompt, *known)
     assert rest["greedy"] == greedy(everything, 40)
     assert rest["sampled"] == tokens(run(engine, [everything], sampled(max_tokens=10)))[0]
     assert engine.stats().page_copies - before == (2 if (len(everything) - 1) % PAGE else 0)
@@ -123,10 +123,11 @@ def test_a_branch_goes_on_as_a_request_with_all_that_was_known(engine):
 def test_branches_of_what_waits_ends_or_does_not_exist():
     engine = make_engine(scheduler__max_num_seqs=1)
     prompts = random_prompts(2, 9, 10, seed=1)
-    known = start(engine, prompts[0], params(max_tokens=12), 3)
+    start(engine, prompts[0], params(max_tokens=30), 3)
     engine.add_request(Request("waiting", prompts[1], params(max_tokens=4)))
     engine.fork("waiting", "a")
-    engine.fork("r", "b", params(max_tokens=4))  # no row: waits, and comes back through the prefix cache
+    # No row: it waits, and comes back through the prefix cache.
+    known = engine.fork("r", "b", params(max_tokens=4)).prompt_ids
     for arguments, field in ((("nobody", "c"), "request_id"), (("r", "b"), "request_id")):
         with pytest.raises(InvalidRequestError) as error:
             engine.fork(*arguments)
@@ -135,16 +136,16 @@ def test_branches_of_what_waits_ends_or_does_not_exist():
         engine.fork("r", "c", index=1)
     rest = finish(engine)
     assert rest["a"] == rest["waiting"] == greedy(prompts[1], 4)
-    assert rest["b"] == greedy((*prompts[0], *known), 4)
+    assert rest["b"] == greedy(known, 4)
     assert_clean(engine)
 
 
 def test_aborting_one_side_leaves_the_other(engine):
     prompt = random_prompts(1, 18, 19, seed=12)[0]
-    known = start(engine, prompt, params(max_tokens=30), 4)
-    engine.fork("r", "branch")
+    start(engine, prompt, params(max_tokens=30), 4)
+    known = engine.fork("r", "branch").prompt_ids
     engine.abort("r")
-    assert finish(engine)["branch"] == greedy((*prompt, *known), 30)
+    assert finish(engine)["branch"] == greedy(known, 30)
     assert_clean(engine)
 
 
