@@ -107,6 +107,7 @@ class LLM:
         length_penalty: float = 1.0,
         early_stopping: bool | str = False,
         ignore_eos: bool = False,
+        detokenize: bool = True,
         cache_salt: str = "",
         progress: bool | None = None,
     ) -> list[RequestOutput]:
@@ -124,6 +125,7 @@ class LLM:
             length_penalty=length_penalty,
             early_stopping=early_stopping,
             ignore_eos=ignore_eos,
+            detokenize=detokenize,
         )
         return self.generate(prompts, sampling, cache_salt=cache_salt, progress=progress)
 
