@@ -78,6 +78,10 @@ class CacheConfig:
         choices=(*DTYPES, "int8", "float8_e4m3fn"),
     )
     prefix_caching: bool = option(True, "keep pages of finished sequences and map them into requests that begin alike")
+    host_pages: int = option(
+        0, "pages in host memory, for preempted sequences and spilled pages; 0: none", low=0, high=2**24
+    )
+    spill: bool = option(False, "copy cached pages to the host before they are recycled, and bring them back on a hit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -91,6 +95,12 @@ class SchedulerConfig:
         "first_come",
         "who goes first: first_come, or priority (a request's `priority`, lower is more urgent)",
         choices=("first_come", "priority"),
+    )
+    preemption: str = option(
+        "auto",
+        "what becomes of a sequence that must yield its pages: recompute, swap (to cache.host_pages), or auto, the cheaper "
+        "of the two as measured",
+        choices=("auto", "recompute", "swap"),
     )
     growth_share: float = option(
         0.25,
@@ -163,6 +173,16 @@ class ServerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SnapshotConfig:
+    """The engine's state on disk."""
+
+    load: str = option(
+        "", "folder of a snapshot whose prefix cache the engine starts with; one that does not exist is passed over"
+    )
+    save_on_exit: str = option("", "folder where a server that is asked to stop (SIGTERM) leaves a snapshot")
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a server or an `LLM` needs. Checked on construction: ConfigError names the field, value and range."""
 
@@ -171,6 +191,7 @@ class Config:
     scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
     runner: RunnerConfig = dataclasses.field(default_factory=RunnerConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+    snapshot: SnapshotConfig = dataclasses.field(default_factory=SnapshotConfig)
     seed: int = option(0, "seeds requests that bring none (0: from the operating system)", low=0, high=2**63 - 1)
 
     def __post_init__(self) -> None:

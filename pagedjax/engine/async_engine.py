@@ -55,6 +55,7 @@ class AsyncEngine:
         self.vocab_size: int = engine.vocab_size
         self.num_usable_pages: int = engine.num_usable_pages
         self.config: Config = engine.config
+        self.secret: bytes = engine.runner.secret()
         self._wake = threading.Condition()
         self._inbox: collections.deque[tuple[str, Any]] = collections.deque()
         self._streams: dict[str, _Stream] = {}
@@ -110,6 +111,17 @@ class AsyncEngine:
     async def abort(self, request_id: str) -> None:
         """End a request; its stream closes with finish reason `abort`."""
         self._post("abort", request_id)
+
+    def save(self, folder: str) -> None:
+        """Write a snapshot of the prefix cache, after `shutdown`.
+
+        Raises:
+          EngineDeadError: the engine died of an error, or has not come to its end.
+          SnapshotError, OSError: see `Engine.save`.
+        """
+        if self._error is not None or self.is_alive:
+            raise EngineDeadError("only an engine that was shut down can be saved")
+        self._engine.save(folder)
 
     def stats(self) -> EngineStats:
         """The latest numbers; at most half a second old while busy."""

@@ -8,6 +8,8 @@ scored by (sum of log-probabilities) / (generated tokens ** length_penalty), and
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
@@ -88,6 +90,21 @@ class BeamSearch:
         if self._is_over():
             return None
         return Move(tuple(int(b) for b in beams[going]), tuple(int(t) for t in tokens[going]))
+
+    def record(self) -> dict[str, Any]:
+        """Where the search stands, as JSON values."""
+        return {
+            "length": self.length,
+            "scores": self.scores.tolist(),
+            "finished": [dataclasses.asdict(h) for h in self.finished],
+            "improvable": self._improvable,
+        }
+
+    def load(self, record: Mapping[str, Any]) -> None:
+        """Go on from a `record`."""
+        self.length, self._improvable = record["length"], record["improvable"]
+        self.scores = np.array(record["scores"], np.float32)
+        self.finished = [Hypothesis(**{**h, "token_ids": tuple(h["token_ids"])}) for h in record["finished"]]
 
     def _finish(
         self,

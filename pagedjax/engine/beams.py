@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -41,6 +42,22 @@ class BeamGroup(RequestGroup):
     def displace(self) -> None:
         """Its rows are gone: the candidates will be computed again."""
         self.candidates.clear()
+
+    def record(self) -> dict[str, Any]:
+        """The search and what beams hold, as JSON values."""
+        assert self.search is not None
+        held = {str(s.index): [ids.tolist(), logprobs.tolist()] for s, (ids, logprobs) in self.candidates.items()}
+        return {"search": self.search.record(), "candidates": held, "reported": self.reported}
+
+    def load(self, record: Mapping[str, Any]) -> None:
+        """Go on from a `record`."""
+        assert self.search is not None
+        self.search.load(record["search"])
+        self.candidates = {
+            self.beams[int(i)]: (np.array(ids, np.int32), np.array(logprobs, np.float32))
+            for i, (ids, logprobs) in record["candidates"].items()
+        }
+        self.reported = record["reported"]
 
     @property
     def best(self) -> list[Hypothesis]:

@@ -6,6 +6,7 @@ generated, gives pages back, preempts where they run out, and re-enters. Synchro
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence as Seq
@@ -16,8 +17,10 @@ import numpy as np
 from pagedjax.config import Config
 from pagedjax.engine.admission import make_group
 from pagedjax.engine.beams import BeamGroup, advance_beams, check_beams_fit
+from pagedjax.engine.choices import Choices
 from pagedjax.engine.forks import branch, fork_continuations, fork_running
 from pagedjax.engine.group import Continuation, RequestGroup
+from pagedjax.engine.host_tier import HostTier
 from pagedjax.engine.namespaces import Namespaces
 from pagedjax.engine.prompt_scores import score_prompts
 from pagedjax.engine.stats import Counters, EngineStats
@@ -52,7 +55,8 @@ class Engine:
         self.max_model_len = runner.max_len
         self.vocab_size = loaded.spec.vocab_size
         self.num_usable_pages = runner.num_usable_pages
-        self.counters = Counters()
+        self.counters, self.choices = Counters(), Choices()
+        self._tier = HostTier(config, runner, self.counters, self.choices)
         self._scheduler = Scheduler(
             config.scheduler,
             page_size=runner.page_size,
@@ -178,9 +182,13 @@ class Engine:
         """
         if self._flight is None:
             self._admit()
+            self._tier.spill()
             self._dispatch()
         else:
             self._land(overlap=True)
+            self._tier.spill_behind()
+        if self._flight is None:
+            self._tier.collect()
         self._debug_check()
         outputs = [out for group in self._groups.values() if (out := group.drain()) is not None]
         for out in outputs:
@@ -193,14 +201,23 @@ class Engine:
         while chosen := self._scheduler.candidates(self.runner.num_unowned, ADMIT_AT_ONCE):
             hits = self.runner.admit([self._new_row(sequence, row) for sequence, row in chosen])
             refused: list[Settlement] = []
+            accepted: list[tuple[Sequence, int]] = []
             for (sequence, row), hit in zip(chosen, hits, strict=True):
                 if not refused and self._scheduler.accept(sequence, row, hit, self.runner.num_unowned):
-                    self._note_hit(sequence, hit)
+                    accepted.append((sequence, hit))
                 else:
                     refused.append(Settlement(row, length=0, namespace=0, release=True))
             if refused:
                 self.runner.settle(refused)
+            self._restore(accepted)
+            if refused:
                 return
+
+    def _restore(self, accepted: list[tuple[Sequence, int]]) -> None:
+        """Go on in the host tier where the hits of new rows end. What it had can be shared again."""
+        for sequence, hit in accepted:
+            self._note_hit(sequence, hit + self._tier.restore(sequence))
+        self._publish([sequence for sequence, hit in accepted if sequence.num_computed > hit])
 
     def _new_row(self, sequence: Sequence, row: int) -> NewRow:
         caching = self.config.cache.prefix_caching
@@ -336,22 +353,25 @@ class Engine:
         seconds = self.config.runner.slice_ms / 1e3 if self.interactive else OFFLINE_SLICE_SECONDS
         # What arrives may have to wait for two loops then.
         overlaps = self.config.runner.overlap and not self._scheduler.waiting
-        return self.runner.steps_within(num_rows, seconds / 2 if overlaps else seconds)
+        return self.choices.make("max_steps", self.runner.steps_within(num_rows, seconds / 2 if overlaps else seconds))
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
         return self._scheduler.pages_needed(lanes) <= self.runner.num_unowned
 
     def _preempt(self) -> list[Sequence]:
-        """Take the row of the last in policy order, of all its beams where it is one; what it computed stays in the prefix
-        cache until the pages are needed. Returns what lost its row."""
+        """Take the row of the last in policy order, of all its beams where it is one. What it computed goes to the host, if
+        that is cheaper than computing it again, and stays in the prefix cache until the pages are needed. Returns what lost
+        its row."""
         victim = self._scheduler.victim()
         group = self._groups[victim.request.request_id]
         victims = [victim]
         if isinstance(group, BeamGroup):
             victims = [s for s in group.beams if s.row is not None]
             group.displace()
-        self.runner.settle([self._settlement(s) for s in victims])
+        for sequence in victims:
+            self._tier.save(sequence)
+        self._settle(victims, release=True)
         for sequence in victims:
             self._scheduler.preempt(sequence)
         self.counters.preemptions += len(victims)
@@ -376,11 +396,15 @@ class Engine:
                     ended.append(continuation)
             elif sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
                 publish.append(sequence)
-        if publish and self.config.cache.prefix_caching:
-            self.runner.settle([self._settlement(s, release=False) for s in publish])
-        for sequence in publish:
-            sequence.num_published = self._full_pages(sequence.num_computed)
+        self._publish(publish)
         self._settle_ended(ended)
+
+    def _publish(self, sequences: list[Sequence]) -> None:
+        """Enter the full pages of running sequences into the prefix index."""
+        if sequences and self.config.cache.prefix_caching:
+            self._settle(sequences, release=False)
+        for sequence in sequences:
+            sequence.num_published = self._full_pages(sequence.num_computed)
 
     def _full_pages(self, num_tokens: int) -> int:
         """Tokens in the full pages of num_tokens."""
@@ -388,19 +412,23 @@ class Engine:
 
     def _settle_ended(self, ended: list[Continuation]) -> None:
         """Publish and release the rows of ended sequences, and drop them from the queues."""
-        rows = [self._settlement(c.sequence) for c in ended if c.sequence.row is not None]
-        if rows:
-            self.runner.settle(rows)
+        self._settle([c.sequence for c in ended if c.sequence.row is not None], release=True)
         for continuation in ended:
             sequence = continuation.sequence
+            self._tier.forget(sequence)
             self._scheduler.remove(sequence)
             sequence.phase, sequence.row = Phase.ENDED, None
             assert continuation.finish_reason is not None
             self.counters.finished[continuation.finish_reason] += 1
 
-    def _settlement(self, sequence: Sequence, *, release: bool = True) -> Settlement:
-        length = sequence.num_computed if self.config.cache.prefix_caching else 0
-        return Settlement(_row(sequence), length=length, namespace=sequence.namespace, release=release)
+    def _settle(self, sequences: list[Sequence], *, release: bool) -> None:
+        """Publish what these running sequences computed, and release their rows or leave them."""
+        caching = self.config.cache.prefix_caching
+        rows = [
+            Settlement(_row(s), length=s.num_computed if caching else 0, namespace=s.namespace, release=release)
+            for s in sequences
+        ]
+        self._tier.note_published(sequences, self.runner.settle(rows))
 
     def _forget(self, group: RequestGroup) -> None:
         for continuation in group.continuations:
@@ -427,6 +455,7 @@ class Engine:
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             compilations=self.runner.compilations.count - self._warm_compilations,
+            host_pages=(self._tier.num_used, self._tier.num_pages),
         )
 
     def compact(self) -> tuple[float, float]:
@@ -439,7 +468,14 @@ class Engine:
           Contiguity before and after: share of the steps from page to page within a sequence that lead to the adjoining one.
         """
         self._land_all()
+        self._tier.forget_numbers()
         return self.runner.compact()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write a snapshot, from which `restore_engine` goes on; see `pagedjax.engine.snapshot.save_engine`."""
+        from pagedjax.engine.snapshot import save_engine  # it is built around this module
+
+        save_engine(self, folder)
 
     def warm_up(self, *, progress: bool = True) -> None:
         """Compile every program; compilations are counted from here on."""

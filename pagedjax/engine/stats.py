@@ -19,6 +19,10 @@ class Counters:
     prefix_hits: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    swapped_out_pages: int = 0
+    swapped_in_pages: int = 0
+    spilled_pages: int = 0
+    revived_pages: int = 0
     forks: int = 0
     steps: int = 0
     dispatches: int = 0
@@ -36,6 +40,9 @@ class EngineStats:
       pages_total: usable pages (the reserved one left out).
       kv_usage: share of the usable pages that somebody owns, 0 to 1.
       compilations_after_warm_up: programs compiled since warm-up; should stay 0.
+      swapped_out_pages, swapped_in_pages: of preempted sequences, to the host and back.
+      spilled_pages, revived_pages: cached pages copied to the host, and found there by later requests.
+      host_pages_used, host_pages_total: of the host pool.
       forks: rows that began as copies of others; page_copies: pages copied when one of them first wrote.
       requests_finished: by finish reason.
     """
@@ -55,6 +62,12 @@ class EngineStats:
     prefix_hits: int = 0
     cached_prompt_tokens: int = 0
     preemptions: int = 0
+    swapped_out_pages: int = 0
+    swapped_in_pages: int = 0
+    spilled_pages: int = 0
+    revived_pages: int = 0
+    host_pages_used: int = 0
+    host_pages_total: int = 0
     forks: int = 0
     page_copies: int = 0
     steps: int = 0
@@ -64,9 +77,16 @@ class EngineStats:
 
     @classmethod
     def collect(
-        cls, counters: Counters, runner: Runner, *, num_running: int, num_waiting: int, compilations: int
+        cls,
+        counters: Counters,
+        runner: Runner,
+        *,
+        num_running: int,
+        num_waiting: int,
+        compilations: int,
+        host_pages: tuple[int, int] = (0, 0),
     ) -> EngineStats:
-        """Put counters and the device's page counts together."""
+        """Put counters and the device's page counts together; host_pages: (used, all) of the host pool."""
         pages = runner.page_stats()
         owned = runner.num_usable_pages - int(pages.free) - int(pages.cached)
         return cls(
@@ -85,6 +105,12 @@ class EngineStats:
             prefix_hits=counters.prefix_hits,
             cached_prompt_tokens=counters.cached_prompt_tokens,
             preemptions=counters.preemptions,
+            swapped_out_pages=counters.swapped_out_pages,
+            swapped_in_pages=counters.swapped_in_pages,
+            spilled_pages=counters.spilled_pages,
+            revived_pages=counters.revived_pages,
+            host_pages_used=host_pages[0],
+            host_pages_total=host_pages[1],
             forks=counters.forks,
             page_copies=runner.num_page_copies,
             steps=counters.steps,

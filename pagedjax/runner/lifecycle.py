@@ -10,7 +10,7 @@ from flax import nnx, struct
 from jax import lax
 from pagedjax_kernels import copy_pages, permute_pages
 
-from pagedjax.pages import adopt, compact, contiguity, match, publish, remap
+from pagedjax.pages import NULL_PAGE, adopt, compact, contiguity, match, publish, remap
 from pagedjax.runner.state import EngineState, RowStatus
 from pagedjax.runner.step import Params
 from pagedjax.sampling import LogprobsOutput, RowSampling, prompt_logprobs, reset_counts, set_rows
@@ -61,9 +61,18 @@ def admit(state: EngineState, new: Admission) -> tuple[EngineState, tuple[jax.Ar
     return EngineState(pages=pages, cache=cache, rows=rows), (hits, pages.num_unowned)
 
 
+class SettleReport(struct.PyTreeNode):
+    """What the host may read after a settlement, one entry a row."""
+
+    num_unowned: jax.Array  # i32 pages left
+    num_published: jax.Array  # i32[C] leading pages of the row that are in the prefix index
+    pages: jax.Array  # i32[C, P] the row's pages, before it was released
+    generations: jax.Array  # u32[C, P] of those pages
+
+
 def settle(
     state: EngineState, rows: jax.Array, lengths: jax.Array, namespaces: jax.Array, release: jax.Array
-) -> tuple[EngineState, jax.Array]:
+) -> tuple[EngineState, SettleReport]:
     """Publish the full pages of the rows' first `lengths` tokens, then empty the rows in `release`, whose unfilled last
     page is published too.
 
@@ -73,15 +82,22 @@ def settle(
       release: bool[C].
 
     Returns:
-      state (donated), num_unowned i32.
+      state (donated), SettleReport.
     """
     R = state.rows.max_rows
     tokens = state.rows.token_ids.at[rows].get(mode="fill", fill_value=0)
-    pages, _ = publish(state.pages, rows, tokens, lengths, namespaces, release)
+    pages, num_published = publish(state.pages, rows, tokens, lengths, namespaces, release)
+    held = pages.table.at[0, rows].get(mode="fill", fill_value=NULL_PAGE)
     gone = jnp.where(release, rows, R)
     pages, _ = remap(pages, gone, jnp.full_like(rows, R))
     status = state.rows.status.at[gone].set(RowStatus.EMPTY, mode="drop")
-    return state.replace(pages=pages, rows=state.rows.replace(status=status)), pages.num_unowned
+    report = SettleReport(
+        num_unowned=pages.num_unowned,
+        num_published=num_published,
+        pages=held,
+        generations=pages.generation[held],
+    )
+    return state.replace(pages=pages, rows=state.rows.replace(status=status)), report
 
 
 def compact_pages(state: EngineState) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:

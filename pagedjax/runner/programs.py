@@ -22,6 +22,7 @@ from pagedjax.runner.lifecycle import Admission, admit, compact_pages, score_pro
 from pagedjax.runner.reorder import reorder
 from pagedjax.runner.state import EngineState
 from pagedjax.runner.step import Params, mixed_step
+from pagedjax.runner.swap import SWAP_WIDTH, look_ahead, swap_in, swap_out
 from pagedjax.sampling import RowSampling, init_row_sampling
 from pagedjax.types import MAX_BEAM_WIDTH
 
@@ -70,6 +71,7 @@ class Programs:
       buckets: sizes to compile for.
       buffer_steps: most decode steps of one dispatch.
       backend: attention backend.
+      swaps: pages may go to the host and come back.
     """
 
     def __init__(
@@ -83,12 +85,13 @@ class Programs:
         buffer_steps: int,
         backend: str,
         score_prompts: bool = True,
+        swaps: bool = False,
     ) -> None:
         self._graph, self._backend, self._buffer_steps = graph, backend, buffer_steps
         self._params, self._state = _like(params), _like(state)
         self._spec, self._dtype = spec, jax.tree.leaves(params)[0].dtype
         self._buckets = buckets
-        self._score_prompts = score_prompts
+        self._score_prompts, self._swaps = score_prompts, swaps
         self._compiled: dict[Key, Callable] = {}
 
     def keys(self) -> list[Key]:
@@ -99,6 +102,8 @@ class Programs:
         keys += [("mixed", t, b) for t, b in self._buckets.tokens]
         if self._score_prompts:
             keys += [("score", t) for t in self._token_sizes()]
+        if self._swaps:
+            keys += [("swap_out",), ("swap_in",), ("look_ahead",)]
         return keys
 
     def _token_sizes(self) -> list[int]:
@@ -175,6 +180,17 @@ class Programs:
 
     def _compile_stats(self) -> Callable:
         return jax.jit(stats).lower(self._state.pages).compile()
+
+    def _compile_swap_out(self) -> Callable:
+        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH)).compile()
+
+    def _compile_swap_in(self) -> Callable:
+        blocks, _ = jax.eval_shape(swap_out, self._state, _ints(), _ints(SWAP_WIDTH))
+        fn = jax.jit(swap_in, donate_argnums=0)
+        return fn.lower(self._state, _ints(), _ints(), blocks, _ints(), _ints()).compile()
+
+    def _compile_look_ahead(self) -> Callable:
+        return jax.jit(look_ahead).lower(self._state).compile()
 
     def _compile_decode(self, num_lanes: int) -> Callable:
         fn = functools.partial(decode_loop, self._graph, buffer_steps=self._buffer_steps, backend=self._backend)

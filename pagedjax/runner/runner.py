@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,72 +20,12 @@ from pagedjax.runner.compile_counter import CompileCounter
 from pagedjax.runner.decode import DecodeReport, Trap
 from pagedjax.runner.fork import Fork
 from pagedjax.runner.lifecycle import Admission
+from pagedjax.runner.messages import Flight, ForkedRow, LaneResult, NewRow, PublishedRow, Settlement
 from pagedjax.runner.programs import ADMIT_WIDTH, Programs
-from pagedjax.runner.state import RowStatus, init_state
-from pagedjax.sampling import LogprobsOutput, RowSampling, SampleOutput, stack_rows
+from pagedjax.runner.rate import Rate
+from pagedjax.runner.state import EngineState, RowStatus, init_state
+from pagedjax.sampling import LogprobsOutput, SampleOutput, stack_rows
 from pagedjax.types import MAX_BEAM_WIDTH
-
-
-@dataclasses.dataclass(frozen=True)
-class NewRow:
-    """A sequence that gets row `row`."""
-
-    row: int
-    token_ids: Sequence[int] | np.ndarray
-    prompt_len: int
-    max_tokens: int
-    match_tokens: int
-    namespace: int
-    sampling: RowSampling
-    uses_counts: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class ForkedRow:
-    """A sequence that begins as a copy of the row `source`; see `fork.Fork`. `hidden_index`: where in the hidden states of
-    the last mixed step its next token is sampled from; None where it is decoded like any other."""
-
-    row: int
-    source: int
-    num_tokens: int
-    num_computed: int
-    prompt_len: int
-    max_tokens: int
-    sampling: RowSampling
-    uses_counts: bool
-    hidden_index: int | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class Settlement:
-    """What becomes of a row: publish the pages of its first `length` tokens (0: none), release it or keep it."""
-
-    row: int
-    length: int
-    namespace: int
-    release: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class LaneResult:
-    """What one lane got: new tokens, and what its row is now. `samples` has a leading axis over the tokens."""
-
-    row: int
-    status: RowStatus
-    ok: bool
-    samples: SampleOutput
-
-
-@dataclasses.dataclass(frozen=True)
-class Flight:
-    """A decode loop that was dispatched and not yet read."""
-
-    rows: tuple[int, ...]
-    num_lanes: int
-    max_steps: int
-    dispatch: int
-    started: float
-    report: DecodeReport
 
 
 class Runner:
@@ -96,6 +36,7 @@ class Runner:
       num_page_copies: pages copied so far because a row was about to write into a shared one.
       max_len: longest sequence that a row holds.
       compilations: counts programs compiled in this process from the runner's creation on.
+      mixed_rate: seconds per token of mixed steps.
     """
 
     def __init__(
@@ -113,6 +54,7 @@ class Runner:
         backend: str,
         secret: tuple[int, int],
         hash_bits: int = 32,
+        swaps: bool = False,
     ) -> None:
         self.compilations = CompileCounter().start()
         self.page_size, self.num_usable_pages, self.max_rows = page_size, num_pages - 1, max_rows
@@ -139,10 +81,12 @@ class Runner:
             buckets=buckets,
             buffer_steps=buffer_steps,
             backend=backend,
+            swaps=swaps,
         )
         self._step_seconds: dict[int, float] = {}
         self._last_read = 0.0
         self._dispatches = self._unowned_as_of = 0
+        self.mixed_rate = Rate()
 
     def admit(self, new: Sequence[NewRow]) -> list[int]:
         """Fill in rows; returns, for each, the tokens that the prefix cache had."""
@@ -230,19 +174,41 @@ class Runner:
         )
         self._note_unowned(unowned)
 
-    def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Publish and release rows."""
-        C = ADMIT_WIDTH
+    @property
+    def state(self) -> EngineState:
+        """The device state, until the next program takes it."""
+        return self._state
+
+    def load_state(self, state: EngineState, *, num_unowned: int, num_page_copies: int) -> None:
+        """Go on from another state of the same shapes, with no loop in flight."""
+        self._state, self.num_page_copies = state, num_page_copies
+        self._note_unowned(np.int32(num_unowned))
+
+    def apply(self, name: str, *args: Any) -> Any:
+        """Run a program that takes the state and gives it back, with (a result, num_unowned); the result, on the host."""
+        self._state, (out, unowned) = self.programs.get(name)(self._state, *args)
+        self._note_unowned(unowned)
+        return jax.device_get(out)
+
+    def inspect(self, name: str, *args: Any) -> Any:
+        """Run a program that only reads the state; what it returns stays on the device."""
+        return self.programs.get(name)(self._state, *args)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[PublishedRow]:
+        """Publish and release rows. What was published is read from the device only where somebody looks at it."""
+        C, published = ADMIT_WIDTH, list[PublishedRow]()
         for i in range(0, len(settlements), C):
             part = settlements[i : i + C]
-            self._state, unowned = self.programs.get("settle")(
+            self._state, report = self.programs.get("settle")(
                 self._state,
                 _padded([s.row for s in part], C, self.max_rows),
                 _padded([s.length for s in part], C, 0),
                 _padded([s.namespace for s in part], C, 0),
                 _padded([s.release for s in part], C, 0).astype(bool),
             )
-            self._note_unowned(unowned)
+            self._note_unowned(report.num_unowned)
+            published += [PublishedRow(report, k) for k in range(len(part))]
+        return published
 
     def mixed(self, lanes: Sequence[tuple[int, int]]) -> tuple[list[LaneResult], jax.Array]:
         """One step over (row, number of tokens) lanes in arrival order, those that decode first.
@@ -251,13 +217,16 @@ class Runner:
         """
         total = sum(q for _, q in lanes)
         T, B = self.buckets.for_tokens(total, len(lanes))
-        self._state, report, hidden = self.programs.get("mixed", T, B)(
+        program = self.programs.get("mixed", T, B)
+        started = time.perf_counter()
+        self._state, report, hidden = program(
             self._params,
             self._state,
             _padded([row for row, _ in lanes], B, self.max_rows),
             _padded([q for _, q in lanes], B, 0),
         )
         report = jax.device_get(report)
+        self.mixed_rate.add(time.perf_counter() - started, total)
         self._note_unowned(report.num_unowned)
         self.num_page_copies += int(report.num_copies)
         results = [
@@ -356,6 +325,10 @@ class Runner:
     def page_table(self) -> np.ndarray:
         """i32[G, R, P] a copy of the page table, for people to look at."""
         return np.asarray(jax.device_get(self._state.pages.table))
+
+    def secret(self) -> bytes:
+        """The words that seed the prefix hash; a snapshot keeps them."""
+        return np.asarray(jax.device_get(self._state.pages.secret)).tobytes()
 
     def memory(self) -> dict[str, int]:
         """Bytes of weights, KV pages and page metadata."""

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import bisect
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -192,6 +193,23 @@ class Scheduler:
     def victim(self) -> Sequence:
         """Who yields when running sequences cannot grow: the last in policy order, whole."""
         return max(self.running, key=self._order)
+
+    # Snapshots
+
+    def record(self) -> dict[str, Any]:
+        """The queues by rank, as JSON values."""
+        return {
+            "waiting": [s.rank for s in self.waiting],
+            "running": [s.rank for s in self.running],
+            "free_rows": list(self._free_rows),
+            "blocked": self._blocked,
+        }
+
+    def load(self, record: Mapping[str, Any], by_rank: Mapping[int, Sequence]) -> None:
+        """Go on from a `record`, with the sequences it names."""
+        self.waiting = [by_rank[rank] for rank in record["waiting"]]
+        self.running = [by_rank[rank] for rank in record["running"]]
+        self._free_rows, self._blocked = list(record["free_rows"]), record["blocked"]
 
     @property
     def blocked(self) -> bool:

@@ -37,6 +37,8 @@ _GAUGES = (  # name, attribute of EngineStats, what it says
     ("kv_pages_usable", "pages_total", "pages that can be handed out"),
     ("kv_pages_used", "pages_used", "pages that running sequences hold"),
     ("kv_pages_cached", "pages_cached", "pages without an owner, kept for a prefix hit; free for the taking"),
+    ("host_pages", "host_pages_total", "pages of the host pool"),
+    ("host_pages_used", "host_pages_used", "pages of the host pool that hold something"),
 )
 _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "prompt tokens of admitted requests"),
@@ -45,6 +47,10 @@ _COUNTERS = (
     ("prefix_cache_queries", "prefix_queries", "tokens looked up in the prefix cache, resumed sequences included"),
     ("prefix_cache_hits", "prefix_hits", "tokens found by those look-ups"),
     ("num_preemptions", "preemptions", "sequences whose pages were taken back before they ended"),
+    ("swapped_out_pages", "swapped_out_pages", "pages of preempted sequences copied to the host"),
+    ("swapped_in_pages", "swapped_in_pages", "pages of preempted sequences brought back"),
+    ("spilled_pages", "spilled_pages", "cached pages copied to the host before they were recycled"),
+    ("revived_pages", "revived_pages", "spilled pages that a later request found on the host"),
     ("compilations_after_warm_up", "compilations_after_warm_up", "programs compiled while serving; should stay 0"),
     ("engine_steps", "steps", "turns of the scheduling loop"),
     ("engine_dispatches", "dispatches", "programs sent to the device"),

@@ -122,7 +122,14 @@ def undisturbed(requests: list[Request]) -> dict[tuple[str, int], list[int]]:
     return ids
 
 
-@pytest.mark.parametrize("options", [{"cache__num_pages": 26}, {"cache__num_pages": 60, "runner__max_steps": 3}])
+HOST = {"cache__host_pages": 20, "cache__spill": True, "scheduler__preemption": "swap"}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"cache__num_pages": 26}, {"cache__num_pages": 60, "runner__max_steps": 3}, {"cache__num_pages": 26, **HOST}],
+    ids=",".join,
+)
 def test_nothing_shows(options):
     seed = time.time_ns() % 2**32
     print(f"seed {seed}")
@@ -136,6 +143,9 @@ def test_nothing_shows(options):
     assert min(chaos.counts.values()) > 0, chaos.counts
     assert engine.counters.preemptions > 0
     assert engine.counters.prefix_hits > 0
+    if "cache__spill" in options:
+        assert engine.counters.swapped_in_pages > 0
+        assert engine.counters.revived_pages > 0
     assert engine.stats().page_copies > 0
     expected = undisturbed(list(chaos.requests.values()))
     wrong = 0

@@ -69,6 +69,7 @@ class FakeAsyncEngine:
         self.max_model_len = max_model_len
         self.vocab_size = 258
         self.num_usable_pages = 100
+        self.secret = b"12345678"
         self.script = script or fixed("hello")
         self.chunk = chunk
         self.delay = delay
@@ -112,6 +113,12 @@ class FakeAsyncEngine:
             prefix_queries=0,
             prefix_hits=0,
             preemptions=0,
+            swapped_out_pages=0,
+            swapped_in_pages=0,
+            spilled_pages=0,
+            revived_pages=0,
+            host_pages_used=3,
+            host_pages_total=9,
             steps=0,
             dispatches=0,
             compilations_after_warm_up=0,

@@ -36,6 +36,8 @@ def test_gauges_show_the_engine_at_the_moment_of_the_scrape():
         assert found[f"pagedjax:num_requests_running{{{MODEL}}}"] == 0
         assert found[f"pagedjax:kv_pages_used{{{MODEL}}}"] == 0
         assert found[f"pagedjax:kv_pages_cached{{{MODEL}}}"] == 7
+        assert found[f"pagedjax:host_pages{{{MODEL}}}"] == 9
+        assert found[f"pagedjax:host_pages_used{{{MODEL}}}"] == 3
     states = [v for k, v in busy.items() if k.startswith("pagedjax:kv_pages{")]
     assert sum(states) == busy[f"pagedjax:kv_pages_usable{{{MODEL}}}"]
     assert after[f'pagedjax:request_success_total{{finished_reason="stop",{MODEL}}}'] == 3
