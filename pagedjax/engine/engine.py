@@ -396,7 +396,7 @@ class Engine:
             self._scheduler.remove(sequence)
             sequence.phase, sequence.row = Phase.ENDED, None
             assert continuation.finish_reason is not None
-            self.counters.finished[continuation.finish_reason] += 1
+            self.counters.requests_finished[continuation.finish_reason] += 1
 
     def _settlement(self, sequence: Sequence, *, release: bool = True) -> Settlement:
         length = sequence.num_computed if self.config.cache.prefix_caching else 0
