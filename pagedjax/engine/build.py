@@ -12,6 +12,7 @@ from flax import nnx
 from pagedjax.config import Config
 from pagedjax.engine.engine import Engine
 from pagedjax.errors import ConfigError
+from pagedjax.policy import policy_named
 from pagedjax.runner import Runner, enable_compilation_cache, make_buckets, sizing
 from pagedjax.weights import LoadedModel, load_model
 
@@ -32,6 +33,7 @@ def build_engine(
     Raises:
       ConfigError, ModelLoadError: with what to do about it.
     """
+    policy_named(config.scheduler.policy)  # a wrong name is found before minutes of loading
     enable_compilation_cache(config.runner.compilation_cache)
     if loaded is None:
         loaded = load_model(config.model.path, sizing.model_dtype(config))

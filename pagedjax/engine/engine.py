@@ -23,7 +23,7 @@ from pagedjax.engine.prompt_scores import score_prompts
 from pagedjax.engine.stats import Counters, EngineStats
 from pagedjax.engine.take import take_result
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
-from pagedjax.policy import POLICIES
+from pagedjax.policy import policy_named
 from pagedjax.runner import Flight, ForkedRow, LaneResult, NewRow, Runner, Settlement, Trap
 from pagedjax.sampling import uses_counts
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
@@ -56,10 +56,12 @@ class Engine:
         self._scheduler = Scheduler(
             config.scheduler,
             page_size=runner.page_size,
-            policy=POLICIES[config.scheduler.policy],
+            policy=policy_named(config.scheduler.policy),
             prefix_caching=config.cache.prefix_caching,
+            num_pages=runner.num_usable_pages,
         )
         self._groups: dict[str, RequestGroup] = {}
+        self._deadlines: dict[str, float] = {}
         self._continuations: dict[Sequence, Continuation] = {}
         self._namespaces = Namespaces()
         self._rank = 0
@@ -91,8 +93,8 @@ class Engine:
         )
         return group
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request.
+    def add_request(self, request: Request, *, arrived: float | None = None) -> None:
+        """Queue a request. `arrived`: when it came, on the clock of `time.monotonic`, if that was before this call.
 
         Raises:
           InvalidRequestError: it cannot be served as it stands, or never could with this pool.
@@ -105,14 +107,18 @@ class Engine:
         group = self._make_group(
             request, namespace=self._namespaces.of(request.cache_salt), seed=int(self._seeds.integers(2**63))
         )
-        self._queue(group)
+        self._queue(group, self._scheduler.clock() if arrived is None else arrived)
         self.counters.prompt_tokens += len(request.prompt_ids)
 
-    def _queue(self, group: RequestGroup) -> None:
+    def _queue(self, group: RequestGroup, arrived: float) -> None:
+        request = group.request
         self._rank += len(group.continuations)
-        self._groups[group.request.request_id] = group
+        self._groups[request.request_id] = group
+        if request.deadline is not None:
+            self._deadlines[request.request_id] = arrived + request.deadline
         for continuation in group.continuations:
             self._continuations[continuation.sequence] = continuation
+            continuation.sequence.arrived = arrived
             self._scheduler.add(continuation.sequence)
 
     def fork(self, request_id: str, new_id: str, sampling: SamplingParams | None = None, *, index: int = 0) -> Request:
@@ -125,7 +131,8 @@ class Engine:
         Args:
           request_id: the request to branch off; it goes on undisturbed.
           new_id: unique among the requests in flight.
-          sampling: how the branch goes on, n = 1; by default as the source, with a new seed if that has none.
+          sampling: how the branch goes on, n = 1; by default as the source, with a new seed if that has none. A deadline
+            counts from now.
 
         Returns:
           The new request; its prompt is what the source knew.
@@ -147,13 +154,24 @@ class Engine:
     def abort(self, request_id: str) -> None:
         """End a request now and give its pages back. Unknown ids (it just finished) are fine."""
         group = self._groups.get(request_id)
-        if group is None:
-            return
+        if group is not None:
+            self._end(group, FinishReason.ABORT)
+            self._forget(group)
+
+    def _end(self, group: RequestGroup, reason: FinishReason) -> None:
+        """End what is left of a request, keeping what it has generated."""
         ended = [c for c in group.continuations if c.finish_reason is None]
         for continuation in ended:
-            continuation.finish_reason = FinishReason.ABORT
+            continuation.finish_reason = reason
+            if continuation.text is not None:
+                continuation.new_text += continuation.text.finish()
         self._settle_ended(ended)
-        self._forget(group)
+
+    def _end_overdue(self) -> None:
+        """End requests whose deadline has passed: nobody waits for the rest of them."""
+        now = self._scheduler.clock()
+        for request_id in [request_id for request_id, at in self._deadlines.items() if at <= now]:
+            self._end(self._groups[request_id], FinishReason.DEADLINE)
 
     def has_unfinished(self) -> bool:
         return bool(self._groups)
@@ -176,6 +194,7 @@ class Engine:
         While nobody waits, the next decode loop is started before the last one is read, so that the device works while
         the host looks at text; then a turn reads the loop that the turn before started.
         """
+        self._end_overdue()
         if self._flight is None:
             self._admit()
             self._dispatch()
@@ -336,7 +355,10 @@ class Engine:
         seconds = self.config.runner.slice_ms / 1e3 if self.interactive else OFFLINE_SLICE_SECONDS
         # What arrives may have to wait for two loops then.
         overlaps = self.config.runner.overlap and not self._scheduler.waiting
-        return self.runner.steps_within(num_rows, seconds / 2 if overlaps else seconds)
+        seconds = seconds / 2 if overlaps else seconds
+        if self._deadlines:
+            seconds = min(seconds, min(self._deadlines.values()) - self._scheduler.clock())
+        return self.runner.steps_within(num_rows, seconds)
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
@@ -406,6 +428,7 @@ class Engine:
         for continuation in group.continuations:
             del self._continuations[continuation.sequence]
         del self._groups[group.request.request_id]
+        self._deadlines.pop(group.request.request_id, None)
 
     def _debug_check(self) -> None:
         """Look at the page invariants every `runner.check_every` dispatches."""

@@ -73,7 +73,7 @@ class EngineStats(Counters):
             num_running=num_running,
             num_waiting=num_waiting,
             pages_total=runner.num_usable_pages,
-            kv_usage=(runner.num_usable_pages - states.free - states.cached) / runner.num_usable_pages,
+            kv_usage=1 - float(states.free + states.cached) / runner.num_usable_pages,
             sharing_ratio=sharing_ratio(counts),
             owned_shares=owned_shares(counts),
             pool_shares=pool_shares(states, counts, runner.page_size),
