@@ -155,23 +155,14 @@ class Engine:
         """End a request now and give its pages back. Unknown ids (it just finished) are fine."""
         group = self._groups.get(request_id)
         if group is not None:
-            self._end(group, FinishReason.ABORT)
+            self._settle_ended(group.end(FinishReason.ABORT))
             self._forget(group)
-
-    def _end(self, group: RequestGroup, reason: FinishReason) -> None:
-        """End what is left of a request, keeping what it has generated."""
-        ended = [c for c in group.continuations if c.finish_reason is None]
-        for continuation in ended:
-            continuation.finish_reason = reason
-            if continuation.text is not None:
-                continuation.new_text += continuation.text.finish()
-        self._settle_ended(ended)
 
     def _end_overdue(self) -> None:
         """End requests whose deadline has passed: nobody waits for the rest of them."""
         now = self._scheduler.clock()
         for request_id in [request_id for request_id, at in self._deadlines.items() if at <= now]:
-            self._end(self._groups[request_id], FinishReason.DEADLINE)
+            self._settle_ended(self._groups[request_id].end(FinishReason.DEADLINE))
 
     def has_unfinished(self) -> bool:
         return bool(self._groups)

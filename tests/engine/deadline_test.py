@@ -78,6 +78,17 @@ def test_all_continuations_end_and_what_was_finished_before_stays():
     assert_clean(engine)
 
 
+def test_a_beam_search_keeps_the_hypotheses_that_have_ended():
+    engine, clock = clocked()
+    engine.add_request(Request("b", PROMPTS[0], params(n=2, beam_width=2, max_tokens=200), deadline=1.0))
+    assert finish(engine, steps=6) == {}
+    clock.now += 1.0
+    out = finish(engine)["b"]
+    assert out.finished
+    assert [(o.token_ids, o.finish_reason) for o in out.outputs] == [([], FinishReason.DEADLINE)] * 2
+    assert_clean(engine)
+
+
 def test_the_deadline_of_a_finished_request_is_forgotten():
     engine, clock = clocked()
     for deadline in (1.0, None):
