@@ -40,15 +40,15 @@ def served(finished_or_running, tenant):
 
 
 def apart(policy, steps=3000):
-    """The largest difference in service between two tenants that always wait: one sends long prompts, ten at a time, the
-    other short ones; and what each was served in all."""
+    """The largest difference in service between two tenants that always wait, one with many long prompts, the other with
+    fewer short ones, and what each was served in all."""
     machine = Machine(policy, num_pages=64)
     everything, worst = [], 0.0
     for _ in range(steps):
         waiting = [s.request.tenant for s in machine.scheduler.waiting]
-        if waiting.count("heavy") < 10:
+        if waiting.count("heavy") < 30:
             everything += [machine.add(100, 20, tenant="heavy") for _ in range(10)]
-        if waiting.count("light") < 2:
+        if waiting.count("light") < 10:
             everything += [machine.add(10, 30, tenant="light") for _ in range(2)]
         machine.step()
         totals = [served(everything, tenant) for tenant in ("heavy", "light")]
@@ -159,15 +159,13 @@ def test_shortest_prefix_counts_what_the_prefix_cache_has():
     scheduler.remove(first)
     scheduler.add(sequence(1, prompt=40))
     scheduler.add(sequence(2, prompt=66, first=7))  # 64 of them are known
-    assert [s.rank for s, _ in scheduler.candidates(1000, 1)] == [2]
-    follower = scheduler.waiting[0]
-    features = SequenceFeatures([follower], scheduler._tenants, scheduler._known, 0.0)
-    assert features.num_cached.tolist() == [64]
-    # The index had only eight of them left when it was asked: the guess is corrected, for others too.
-    scheduler._known.correct(follower, 8)
-    features = SequenceFeatures([follower], scheduler._tenants, scheduler._known, 0.0)
-    assert features.num_cached.tolist() == [8]
-    assert [s.rank for s, _ in scheduler.candidates(1000, 1)] == [1]
+    ((follower, row),) = scheduler.candidates(1000, 1)
+    assert follower.rank == 2
+    features = SequenceFeatures(scheduler.waiting, scheduler._tenants, scheduler._known, 0.0)
+    assert features.num_cached.tolist() == [64, 0]
+    # The index has only eight of them left when it is asked: the guess is corrected, for others too.
+    scheduler.accept(follower, row, 8, 1000)
+    assert hit(scheduler._known, sequence(3, prompt=66, first=7)) == 8
 
 
 def test_a_guess_covers_whole_pages_of_the_same_namespace_and_never_the_last_token():
