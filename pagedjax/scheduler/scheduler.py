@@ -165,6 +165,8 @@ class Scheduler:
             # What a preempted sequence computes again is not its tenant's doing.
             self._tenants.charge(tenant, prompt=sequence.num_tokens - num_computed)
             sequence.is_charged = True
+        if sequence is self._refused:  # it was forked after all
+            self._refused = None
         sequence.place(row, num_computed)
         sequence.num_published = num_computed // self.page_size * self.page_size
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
