@@ -44,6 +44,8 @@ class BeamGroup(RequestGroup):
 
     def end(self, reason: FinishReason) -> list[Continuation]:
         """See `RequestGroup`. What is kept of a search that is not over are the hypotheses that have ended."""
+        if self.finished:
+            return []
         for continuation in self.continuations:
             continuation.finish_reason = reason
         return self.continuations

@@ -110,11 +110,12 @@ def test_it_counts_from_the_arrival():
 def test_a_decode_loop_does_not_run_far_past_a_deadline():
     engine, _ = clocked()
     engine.runner._step_seconds = {8: 0.1}
-    assert engine._max_steps(1) == 8
+    free = engine._max_steps(1)
+    assert free > 3
     engine.add_request(Request("0", PROMPTS[0], params(), deadline=0.35))
     assert engine._max_steps(1) == 3
     engine.abort("0")
-    assert engine._max_steps(1) == 8
+    assert engine._max_steps(1) == free
 
 
 def test_offline():

@@ -19,7 +19,7 @@ def expected(engine):
 
 
 def test_sharing_and_waste_are_seen_while_it_runs():
-    engine = make_engine()
+    engine = make_engine(runner__overlap=False)  # else the device is ahead of the host's books
     for i, (n, max_tokens) in enumerate([(3, 12), (1, 20), (2, 5)]):
         engine.add_request(Request(str(i), random_prompts(1, 19, 20, seed=i)[0], params(n=n, max_tokens=max_tokens)))
     ratios = []
