@@ -93,8 +93,9 @@ class SchedulerConfig:
     max_waiting: int = option(4096, "requests that may wait; one more is refused (HTTP 429)", low=1, high=10**6)
     policy: str = option(
         "first_come",
-        "who goes first: first_come, or priority (a request's `priority`, lower is more urgent)",
-        choices=("first_come", "priority"),
+        "who goes first: first_come, priority (a request's `priority`, lower is more urgent), shortest_prefix (fewest prompt "
+        "tokens to compute), fair_share (the tenant served least), earliest_deadline, or one that was added to "
+        "pagedjax.policy.POLICIES",
     )
     preemption: str = option(
         "auto",

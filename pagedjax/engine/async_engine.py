@@ -30,6 +30,7 @@ class _Stream:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.opened = time.monotonic()
         self.queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
 
     def put(self, item: RequestOutput | Exception) -> None:
@@ -175,7 +176,7 @@ class AsyncEngine:
 
     def _add(self, request: Request, stream: _Stream) -> None:
         try:
-            self._engine.add_request(request)
+            self._engine.add_request(request, arrived=stream.opened)
             self._streams[request.request_id] = stream
         except Exception as error:
             # A request that cannot even be looked at is that request's trouble, not everybody's.

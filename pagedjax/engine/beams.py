@@ -59,6 +59,14 @@ class BeamGroup(RequestGroup):
         }
         self.reported = record["reported"]
 
+    def end(self, reason: FinishReason) -> list[Continuation]:
+        """See `RequestGroup`. What is kept of a search that is not over are the hypotheses that have ended."""
+        if self.finished:
+            return []
+        for continuation in self.continuations:
+            continuation.finish_reason = reason
+        return self.continuations
+
     @property
     def best(self) -> list[Hypothesis]:
         """The answer, best first; nothing where the request was aborted."""
@@ -117,11 +125,16 @@ class BeamGroup(RequestGroup):
             return None
         self.reported = True
         best = self.best
+        outputs = [self._output(i, h) for i, h in enumerate(best)]
+        if self.continuations[0].finish_reason is FinishReason.DEADLINE:
+            outputs += [CompletionOutput(i, "", []) for i in range(len(best), self.request.sampling.n)]
+            for output in outputs:
+                output.finish_reason = FinishReason.DEADLINE
         return RequestOutput(
             request_id=self.request.request_id,
             prompt_ids=self.request.prompt_ids,
             prompt=self.request.prompt,
-            outputs=[self._output(i, h) for i, h in enumerate(best)],
+            outputs=outputs,
             finished=True,
             num_cached_tokens=self.num_cached_tokens,
             num_generated_tokens=sum(len(h.token_ids) for h in best),

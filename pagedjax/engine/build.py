@@ -15,6 +15,7 @@ from pagedjax.engine.engine import Engine
 from pagedjax.engine.snapshot import load_engine, saved_options
 from pagedjax.engine.snapshot_files import read_description
 from pagedjax.errors import ConfigError
+from pagedjax.policy import policy_named
 from pagedjax.runner import Runner, enable_compilation_cache, make_buckets, sizing
 from pagedjax.weights import LoadedModel, load_model
 
@@ -37,6 +38,7 @@ def build_engine(
     Raises:
       ConfigError, ModelLoadError, SnapshotError: with what to do about it.
     """
+    policy_named(config.scheduler.policy)  # a wrong name is found before minutes of loading
     enable_compilation_cache(config.runner.compilation_cache)
     snapshot = _snapshot_of(config)
     if snapshot is not None and not config.cache.num_pages:

@@ -65,6 +65,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts; results come in their order.
@@ -73,12 +76,21 @@ class LLM:
           prompts: a text, a list of token ids, or a list of either.
           sampling_params: one for all, or one a prompt. None: the defaults of SamplingParams.
           cache_salt: prefix-cache namespace.
+          priority, tenant, deadline: see `Request`; a prompt's deadline counts from when it is queued.
           progress: overrides the constructor's.
 
         Raises:
           InvalidRequestError: before anything is generated, if any prompt or parameter cannot be served.
         """
-        return self._run([self._encode(p) for p in _as_list(prompts)], sampling_params, cache_salt, progress)
+        return self._run(
+            [self._encode(p) for p in _as_list(prompts)],
+            sampling_params,
+            progress,
+            cache_salt=cache_salt,
+            priority=priority,
+            tenant=tenant,
+            deadline=deadline,
+        )
 
     def chat(
         self,
@@ -86,6 +98,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or a list of them, through the model's chat template."""
@@ -95,7 +110,15 @@ class LLM:
         encoded: list[tuple[str | None, tuple[int, ...]]] = [
             (None, tuple(self.engine.loaded.encode_chat(list(m)))) for m in many
         ]
-        return self._run(encoded, sampling_params, cache_salt, progress)
+        return self._run(
+            encoded,
+            sampling_params,
+            progress,
+            cache_salt=cache_salt,
+            priority=priority,
+            tenant=tenant,
+            deadline=deadline,
+        )
 
     def beam_search(
         self,
@@ -138,8 +161,8 @@ class LLM:
         self,
         prompts: list[tuple[str | None, tuple[int, ...]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        cache_salt: str,
         progress: bool | None,
+        **fields: Any,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
@@ -152,7 +175,7 @@ class LLM:
         with self._lock:
             requests = []
             for (text, ids), sampling in zip(prompts, sampling_params, strict=True):
-                requests.append(Request(f"llm-{self._next_id}", ids, sampling, cache_salt=cache_salt, prompt=text))
+                requests.append(Request(f"llm-{self._next_id}", ids, sampling, prompt=text, **fields))
                 self._next_id += 1
             for request in requests:
                 self.engine.check_request(request)

@@ -96,6 +96,11 @@ def load_engine(engine: Engine, folder: str | os.PathLike[str], *, keep_requests
     engine._continuations = {c.sequence: c for group in groups for c in group.continuations}
     by_rank = {sequence.rank: sequence for sequence in engine._continuations}
     engine._scheduler.load(record["scheduler"], by_rank)
+    engine._deadlines = {
+        group.request.request_id: group.continuations[0].sequence.deadline_at
+        for group in groups
+        if group.request.deadline is not None
+    }
     engine._namespaces.load(record["namespaces"])
     engine._rank = record["next_rank"]
     engine._seeds.bit_generator.state = record["seeds"]
@@ -105,7 +110,7 @@ def load_engine(engine: Engine, folder: str | os.PathLike[str], *, keep_requests
         return
     for request_id in engine.request_ids:
         engine.abort(request_id)
-    _load_counters(engine, {"finished": {}})
+    _load_counters(engine, {})
 
 
 def saved_options(folder: str | os.PathLike[str]) -> dict[str, Any]:
@@ -186,16 +191,17 @@ def _load_state(engine: Engine, snapshot: Snapshot) -> None:
 
 def _counters_record(engine: Engine) -> dict[str, Any]:
     values = dataclasses.asdict(engine.counters)
-    values["finished"] = {str(reason): count for reason, count in engine.counters.finished.items()}
+    values["requests_finished"] = {str(reason): n for reason, n in engine.counters.requests_finished.items()}
     del values["warm_up_seconds"]  # of that process
     return values
 
 
 def _load_counters(engine: Engine, record: dict[str, Any]) -> None:
     fresh = type(engine.counters)(warm_up_seconds=engine.counters.warm_up_seconds)
-    fresh.finished.update({FinishReason(reason): count for reason, count in record["finished"].items()})
-    values = vars(fresh) | {name: value for name, value in record.items() if name in vars(fresh) and name != "finished"}
-    for name, value in values.items():
+    finished: dict[str, int] = {FinishReason(reason): n for reason, n in record.get("requests_finished", {}).items()}
+    fresh.requests_finished.update(finished)
+    known = {name: value for name, value in record.items() if name in vars(fresh) and name != "requests_finished"}
+    for name, value in (vars(fresh) | known).items():
         setattr(engine.counters, name, value)
 
 

@@ -20,7 +20,7 @@ from pagedjax.config import options
 from pagedjax.engine.engine import Engine
 from pagedjax.engine.records import request_from, request_record, sampling_record
 from pagedjax.engine.snapshot import engine_shape, model_identity
-from pagedjax.errors import PagedJaxError, SnapshotError
+from pagedjax.errors import InvalidRequestError, PagedJaxError, SnapshotError
 from pagedjax.types import Request, RequestOutput, SamplingParams
 
 FORMAT = 1
@@ -78,10 +78,16 @@ class TraceRecorder:
         self._choices.append([name, int(value)])
         return value
 
-    def add_request(self, request: Request) -> None:
-        """As `Engine.add_request`; one that is refused is written down too, since it takes a seed like any other."""
+    def add_request(self, request: Request, *, arrived: float | None = None) -> None:
+        """As `Engine.add_request`; one that is refused is written down too, since it takes a seed like any other.
+
+        Raises:
+          InvalidRequestError: it has a deadline; when that passes is for the clock to say, not for a trace.
+        """
+        if request.deadline is not None:
+            raise InvalidRequestError("deadline", "cannot be repeated from a trace; leave it out while recording")
         self._write({"step": self._step, "add": request_record(request)})
-        self._engine.add_request(request)
+        self._engine.add_request(request, arrived=arrived)
 
     def fork(self, request_id: str, new_id: str, sampling: SamplingParams | None = None, *, index: int = 0) -> Request:
         """As `Engine.fork`."""

@@ -18,11 +18,13 @@ from pagedjax.pages.publish import publish
 from pagedjax.pages.references import pin, unpin
 from pagedjax.pages.remap import remap
 from pagedjax.pages.state import NULL_PAGE, Pages, PageStats, init_pages, stats
+from pagedjax.pages.usage import Usage, owned_shares, pool_shares, sharing_ratio, usage
 
 __all__ = [
     "NULL_PAGE",
     "PageStats",
     "Pages",
+    "Usage",
     "adopt",
     "alloc",
     "check",
@@ -32,12 +34,16 @@ __all__ = [
     "cow_need",
     "init_pages",
     "match",
+    "owned_shares",
     "physical_page",
     "physical_slot",
     "pin",
+    "pool_shares",
     "publish",
     "remap",
     "row_pages",
+    "sharing_ratio",
     "stats",
     "unpin",
+    "usage",
 ]

@@ -14,7 +14,7 @@ from flax import nnx
 from tqdm import tqdm
 
 from pagedjax.models import ModelSpec
-from pagedjax.pages import stats
+from pagedjax.pages import Pages, PageStats, Usage, stats, usage
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.decode import decode_loop
 from pagedjax.runner.fork import Fork, fork, pick
@@ -179,7 +179,13 @@ class Programs:
         return jax.jit(compact_pages, donate_argnums=0).lower(self._state).compile()
 
     def _compile_stats(self) -> Callable:
-        return jax.jit(stats).lower(self._state.pages).compile()
+        rows = self._state.rows
+
+        def page_stats(pages: Pages, num_computed: jax.Array, max_tokens: jax.Array) -> tuple[PageStats, Usage]:
+            # The keys and values of the last token that a row can have are never needed.
+            return stats(pages), usage(pages, num_computed, max_tokens - 1)
+
+        return jax.jit(page_stats).lower(self._state.pages, rows.num_computed, rows.max_tokens).compile()
 
     def _compile_swap_out(self) -> Callable:
         return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH)).compile()

@@ -14,7 +14,7 @@ from flax import nnx
 
 from pagedjax.folders import cache_folder
 from pagedjax.models import ModelSpec
-from pagedjax.pages import PageStats, check
+from pagedjax.pages import PageStats, Usage, check
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.compile_counter import CompileCounter
 from pagedjax.runner.decode import DecodeReport, Trap
@@ -287,7 +287,7 @@ class Runner:
         """Whether no page can have changed hands since the loop ended."""
         return self._unowned_as_of <= flight.dispatch
 
-    def _note_unowned(self, num_unowned: jax.Array | np.ndarray, dispatch: int | None = None) -> None:
+    def _note_unowned(self, num_unowned: jax.Array | np.integer | np.ndarray, dispatch: int | None = None) -> None:
         """Take over a count of pages, unless a later dispatch has brought one already."""
         if dispatch is None:
             self._dispatches += 1
@@ -316,7 +316,13 @@ class Runner:
 
     def page_stats(self) -> PageStats:
         """Pages by state, as Python integers."""
-        return jax.tree.map(int, jax.device_get(self.programs.get("stats")(self._state.pages)))
+        return self.page_counts()[0]
+
+    def page_counts(self) -> tuple[PageStats, Usage]:
+        """Pages by state, and what those in tables are used for, as Python integers."""
+        rows = self._state.rows
+        counts = self.programs.get("stats")(self._state.pages, rows.num_computed, rows.max_tokens)
+        return jax.tree.map(int, jax.device_get(counts))
 
     def check(self) -> list[str]:
         """Broken page invariants; empty where all is well."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import math
 
 import numpy as np
 
@@ -38,6 +39,12 @@ class Sequence:
       held: it has sampled, and waits for the other beams of its request before it goes on.
       shares_last_page: it was forked and writes next into a page that others hold too: a copy is due.
       head: its first page as bytes, set by the scheduler, to tell at once that two prompts share nothing.
+      arrived, deadline_at: when it came and when it must have ended, seconds on the scheduler's clock.
+      service: what its tenant had been served when it got its row, see `policy.Tenants`.
+      is_charged: its tenant has paid for its prompt; num_charged: generated tokens that its tenant has paid for.
+      page_keys, expected_hit, last_key, next_key, num_noted: see `prefixes.KnownPrefixes`. Hashes of its pages with all
+        that comes before, as far as they were needed; tokens expected to be found, -1 before it was looked at; the hashes of
+        the last page that is expected and of the first that is not; pages that were remembered.
     """
 
     request: Request
@@ -56,6 +63,16 @@ class Sequence:
     held: bool = False
     shares_last_page: bool = False
     head: bytes = b""
+    arrived: float = math.nan
+    deadline_at: float = math.inf
+    service: float = 0.0
+    is_charged: bool = False
+    num_charged: int = 0
+    page_keys: list[int] = dataclasses.field(default_factory=list)
+    expected_hit: int = -1
+    last_key: int | None = None
+    next_key: int | None = None
+    num_noted: int = 0
 
     @classmethod
     def start(cls, request: Request, *, index: int, rank: int, max_total: int, namespace: int) -> Sequence:
@@ -120,4 +137,5 @@ class Sequence:
     def displace(self) -> None:
         """It lost its row (preempted, or not admitted after all) and waits again."""
         self.row, self.num_computed, self.num_published, self.phase = None, 0, 0, Phase.WAITING
+        self.page_keys, self.expected_hit, self.last_key, self.num_noted = [], -1, None, 0
         self.shares_last_page = self.held = False

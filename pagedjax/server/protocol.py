@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.server.metrics import Metrics
-from pagedjax.types import SamplingParams
+from pagedjax.types import MAX_DEADLINE_SECONDS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -88,6 +88,14 @@ class _Generation(BaseModel):
     cache_salt: str | None = Field(None, max_length=256, description="requests with different salts share no pages")
     return_token_ids: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower is more urgent")
+    deadline_ms: float | None = Field(
+        None, gt=0, le=MAX_DEADLINE_SECONDS * 1000, description="milliseconds after which the request is ended"
+    )
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds."""
+        return None if self.deadline_ms is None else self.deadline_ms / 1000
 
     @property
     def include_usage(self) -> bool:

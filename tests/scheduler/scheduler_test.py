@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from pagedjax import Request, SamplingParams
-from pagedjax.config import SchedulerConfig
 from pagedjax.policy import by_priority, first_come
 from pagedjax.scheduler import Phase, Scheduler, Sequence
-
-
-def sequence(rank: int, *, prompt: int = 8, grow: int = 8, priority: int = 0, first: int | None = None) -> Sequence:
-    """A waiting sequence whose prompt begins with `first` (by default, with its rank)."""
-    ids = (rank if first is None else first,) * prompt
-    request = Request(str(rank), ids, SamplingParams(), priority=priority)
-    return Sequence.start(request, index=0, rank=rank, max_total=prompt + grow, namespace=0)
-
-
-def make(policy=first_come, *, seqs: int = 4, tokens: int = 16, share: float = 0.0, caching: bool = True) -> Scheduler:
-    config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens, growth_share=share)
-    return Scheduler(config, page_size=4, policy=policy, prefix_caching=caching)
+from tests.scheduler.machine import make, sequence
 
 
 def admit(scheduler: Scheduler, pages: int, width: int = 8) -> list[Sequence]:
@@ -42,6 +29,21 @@ def test_admission_leaves_the_pages_that_running_sequences_need():
     assert scheduler.candidates(7, 8) == []  # nothing was given back since
     scheduler.remove(scheduler.running[0])
     assert [s.rank for s in admit(scheduler, 7)] == [2]
+
+
+def test_who_comes_before_the_one_that_found_no_room_is_tried():
+    scheduler = make(by_priority)
+    for i in range(3):
+        scheduler.add(sequence(i))
+    assert len(admit(scheduler, 7)) == 2
+    assert scheduler.blocked
+    scheduler.add(sequence(3, priority=1))
+    assert scheduler.candidates(7, 8) == []
+    scheduler.add(sequence(4, priority=-1, prompt=2))
+    assert [s.rank for s, _ in scheduler.candidates(7, 8)] == [4]
+    scheduler.remove(next(s for s in scheduler.waiting if s.rank == 2))  # the one that was refused goes away
+    assert not scheduler.blocked
+    assert [s.rank for s, _ in scheduler.candidates(7, 8)] == [4, 3]
 
 
 def test_alone_there_is_always_room():
@@ -93,4 +95,5 @@ def test_the_youngest_yields_and_keeps_its_place():
     victim.append([1, 2])
     scheduler.preempt(victim)
     assert (victim.phase, victim.row, victim.num_computed, victim.num_tokens) == (Phase.WAITING, None, 0, 10)
-    assert [s.rank for s in scheduler.waiting] == [2, 3]
+    scheduler.remove(scheduler.running[0])
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [2, 3]

@@ -108,6 +108,11 @@ class FakeAsyncEngine:
             pages_cached=7,
             pages_shared=0,
             pages_pending=0,
+            sharing_ratio=0.25,
+            owned_shares={"tokens": 0.75, "reserved": 0.25, "internal": 0.0},
+            pool_shares={"tokens": 0.5, "free": 0.5},
+            forks=3,
+            page_copies=2,
             generation_tokens=0,
             cached_prompt_tokens=self.cached_tokens,
             prefix_queries=0,
@@ -165,8 +170,15 @@ class FakeAsyncEngine:
         sampling = request.sampling
         plans = [self._plan(request, i) for i in range(sampling.n)]
         generated = position = 0
+        started = asyncio.get_running_loop().time()
         while any(position < len(ids) for ids, _ in plans):
             await asyncio.sleep(self.delay)
+            if request.deadline is not None and asyncio.get_running_loop().time() - started > request.deadline:
+                ended = [CompletionOutput(i, "", [], finish_reason=FinishReason.DEADLINE) for i in range(sampling.n)]
+                yield RequestOutput(
+                    request.request_id, request.prompt_ids, ended, finished=True, num_generated_tokens=generated
+                )
+                return
             if not self.is_alive:
                 raise EngineDeadError("the engine has stopped")
             if self.fail_after is not None and position >= self.fail_after:

@@ -258,6 +258,14 @@ def test_a_chat(client):
     assert answer["usage"]["prompt_tokens"] < 60
 
 
+def test_a_deadline_that_has_passed_and_one_that_has_not(client):
+    late = client.post(PATH, json={"prompt": "late", "max_tokens": 100, "deadline_ms": 0.001, "n": 2})
+    assert error(late, 504, "deadline_ms")["code"] == "deadline_exceeded"
+    assert complete(client, prompt="late", max_tokens=5, deadline_ms=60_000)["choices"][0]["finish_reason"] == "length"
+    ended = samples(client.get("/metrics").text)
+    assert ended['pagedjax:request_success_total{finished_reason="deadline",model_name="tiny"}'] == 2
+
+
 def test_pages_come_back_after_200_clients_vanished(client, engine):
     pick = random.Random(1)
     before = complete(client, prompt="witness", max_tokens=20)["choices"][0]["token_ids"]

@@ -28,6 +28,7 @@ NUMBERS = {  # field: (lowest, highest, a value just below, a value just above)
     "presence_penalty": (-2, 2, -2.01, 2.01),
     "frequency_penalty": (-2, 2, -2.01, 2.01),
     "repetition_penalty": (0.01, 10, 0, 10.01),
+    "deadline_ms": (1000, 86_400_000, 0, 86_400_001),
 }
 NOT_NUMBERS = ["1", "x", True, False, [], [1], {}, float("nan"), float("inf"), -float("inf"), 10**400]
 BOOLEANS = ["stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "return_token_ids"]
