@@ -83,8 +83,8 @@ def test_interrupts_end_the_call_and_leave_the_engine_sound(llm):
     interrupted = 0
     for _ in range(12):
         timer = threading.Timer(rng.uniform(0.001, 0.15), os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         try:
+            timer.start()
             llm.generate(PROMPTS * 4, params(max_tokens=40))
             timer.join()  # it came too late: outside, it raises as usual
         except KeyboardInterrupt:
