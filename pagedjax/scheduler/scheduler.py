@@ -62,7 +62,7 @@ class Scheduler:
         self._tenants = Tenants()
         self._known = KnownPrefixes(page_size=page_size, max_pages=num_pages) if prefix_caching else None
         self._free_rows = list(range(config.max_num_seqs - 1, -1, -1))
-        self._refused: Sequence | None = None  # it found no room, and nothing was given back since
+        self._refused: set[Sequence] = set()  # they found no room, or yielded, and nobody ended since
 
     # Queues
 
@@ -99,21 +99,25 @@ class Scheduler:
         if sequence.row is None:
             self.waiting.remove(sequence)
             self._tenants.leave(sequence.request.tenant)
-            if sequence is self._refused:
-                self._refused = None
+            self._refused.discard(sequence)
             return
         sequence.num_noted = 0  # its pages are the most recently used ones once more
         self._note_sequence(sequence, sequence.num_computed)
         self.running.remove(sequence)
         self._free_rows.append(sequence.row)
-        self._refused = None
+        self._refused.clear()
 
     def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue; what it has generated is kept and will be computed again."""
+        """Back to the queue; what it has generated is kept and will be computed again.
+
+        What it gives back is for those that could not grow: let in again at once, it would take that away from them.
+        """
+        refused = self._refused | {sequence}
         self.remove(sequence)
         sequence.displace()
         sequence.num_preemptions += 1
         self.add(sequence)
+        self._refused = refused
 
     # Admission
 
@@ -128,7 +132,7 @@ class Scheduler:
         self.waiting = [self.waiting[i] for i in self._ranking(self.waiting)]
         chosen: list[tuple[Sequence, int]] = []
         for sequence in self.waiting[:MAX_LOOKAHEAD]:
-            if len(chosen) == min(width, len(self._free_rows)) or sequence is self._refused:
+            if len(chosen) == min(width, len(self._free_rows)) or (sequence in self._refused and self.running):
                 break
             if sequence.waits_for_fork:
                 continue
@@ -150,7 +154,7 @@ class Scheduler:
         fits = not self.running or self._outstanding([*self.running, sequence]) <= num_unowned
         sequence.num_computed = before
         if not fits:
-            self._refused = sequence
+            self._refused.add(sequence)
             return False
         self._place(sequence, row, hit)
         return True
@@ -165,8 +169,7 @@ class Scheduler:
             # What a preempted sequence computes again is not its tenant's doing.
             self._tenants.charge(tenant, prompt=sequence.num_tokens - num_computed)
             sequence.is_charged = True
-        if sequence is self._refused:  # it was forked after all
-            self._refused = None
+        self._refused.discard(sequence)
         sequence.place(row, num_computed)
         sequence.num_published = num_computed // self.page_size * self.page_size
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
@@ -276,5 +279,5 @@ class Scheduler:
 
     @property
     def blocked(self) -> bool:
-        """The head of the queue found no room, and nothing was given back since."""
-        return self._refused is not None
+        """Somebody found no room, or yielded, and nobody ended since: who comes after waits."""
+        return bool(self._refused)

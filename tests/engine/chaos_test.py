@@ -1,4 +1,5 @@
-"""Everything at once: random requests, branches, beams, aborts, preemptions and compactions in a pool that is too small.
+"""Everything at once: random requests, branches, beams, aborts, deadlines, preemptions and compactions in a pool that is too
+small, under any policy.
 
 What comes out is compared with an engine in which nothing of this happens: a large pool, no prefix cache, no overlap. Free
 pages are filled with NaN before every turn. Every run prints its seed.
@@ -17,6 +18,7 @@ import pytest
 from pagedjax import Request, SamplingParams
 from pagedjax.engine import Engine
 from pagedjax.errors import InvalidRequestError
+from pagedjax.policy import POLICIES
 from tests.engine.tiny import assert_clean, make_engine, params, random_prompts
 
 PREFIXES = random_prompts(4, 9, 34, seed=61)
@@ -57,12 +59,20 @@ class Chaos:
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
         self.ids: dict[tuple[str, int], list[int]] = {}
-        self.counts = dict.fromkeys(("add", "fork", "abort", "preempt", "compact"), 0)
+        self.counts = dict.fromkeys(("add", "fork", "abort", "expire", "preempt", "compact"), 0)
 
     def add(self) -> None:
         prompt = self.rng.choice(PREFIXES) + self.rng.choice(TAILS)
         salt = self.rng.choice(("", "", "salted"))
-        request = Request(str(len(self.requests)), prompt, random_sampling(self.rng), cache_salt=salt)
+        request = Request(
+            str(len(self.requests)),
+            prompt,
+            random_sampling(self.rng),
+            cache_salt=salt,
+            priority=self.rng.randint(-1, 1),
+            tenant=self.rng.choice("ab"),
+            deadline=self.rng.choice((None, 50_000.0, 60_000.0)),
+        )
         self.engine.add_request(request)
         self.requests[request.request_id] = request
 
@@ -81,6 +91,13 @@ class Chaos:
         self.engine.abort(request_id)
         self.aborted.add(request_id)
 
+    def expire(self) -> None:
+        """A deadline passes. (Of a beam search what is kept is no beginning of the answer.)"""
+        request_id = self.rng.choice(self.engine.request_ids)
+        if not self.requests[request_id].sampling.beam_width:
+            self.engine._deadlines[request_id] = 0.0
+            self.aborted.add(request_id)
+
     def preempt(self) -> None:
         self.engine._land_all()
         if self.engine._scheduler.running:
@@ -94,7 +111,7 @@ class Chaos:
         if len(self.engine.request_ids) < 12 and rng.random() < 0.5:
             self.counts["add"] += 1
             self.add()
-        for name, likely in (("fork", 0.1), ("abort", 0.03), ("preempt", 0.08), ("compact", 0.04)):
+        for name, likely in (("fork", 0.1), ("abort", 0.03), ("expire", 0.03), ("preempt", 0.08), ("compact", 0.04)):
             if self.engine.request_ids and rng.random() < likely:
                 self.counts[name] += 1
                 getattr(self, name)()
@@ -132,9 +149,11 @@ HOST = {"cache__host_pages": 20, "cache__spill": True, "scheduler__preemption": 
 )
 def test_nothing_shows(options):
     seed = time.time_ns() % 2**32
-    print(f"seed {seed}")
-    engine = make_engine(scheduler__growth_share=0.0, runner__check_every=4, **options)
-    chaos = Chaos(engine, random.Random(seed))
+    rng = random.Random(seed)
+    policy = rng.choice(list(POLICIES))
+    print(f"seed {seed}, policy {policy}")
+    engine = make_engine(scheduler__growth_share=0.0, scheduler__policy=policy, runner__check_every=4, **options)
+    chaos = Chaos(engine, rng)
     for _ in range(160):
         chaos.turn()
     while engine.has_unfinished():

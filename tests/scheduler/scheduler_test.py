@@ -84,6 +84,26 @@ def test_chunks_fill_the_step_after_those_that_decode():
     assert scheduler.plan().is_decode
 
 
+def test_who_yielded_does_not_come_back_before_somebody_ends():
+    scheduler = make(by_priority)
+    for rank in range(4):
+        scheduler.add(sequence(rank))
+    admit(scheduler, 100)
+    for rank in (2, 3):  # the order in which they yield does not matter
+        scheduler.preempt(next(s for s in scheduler.running if s.rank == rank))
+    assert scheduler.candidates(100, 8) == []
+    scheduler.add(sequence(4))
+    assert scheduler.candidates(100, 8) == []
+    scheduler.add(sequence(5, priority=-1))
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5]
+    scheduler.remove(scheduler.running[0])
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5, 2, 3]
+    admit(scheduler, 100, width=1)
+    for s in list(scheduler.running):
+        scheduler.preempt(s)
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5, 1, 2, 3]  # nobody runs: nobody is robbed
+
+
 def test_the_youngest_yields_and_keeps_its_place():
     scheduler = make()
     for rank in range(3):
