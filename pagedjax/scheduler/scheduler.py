@@ -130,9 +130,11 @@ class Scheduler:
             return []
         self._note_progress()
         self.waiting = [self.waiting[i] for i in self._ranking(self.waiting)]
+        # Held beams end only after the others of their search were let in.
+        going = any(not s.held for s in self.running)
         chosen: list[tuple[Sequence, int]] = []
         for sequence in self.waiting[:MAX_LOOKAHEAD]:
-            if len(chosen) == min(width, len(self._free_rows)) or (sequence in self._refused and self.running):
+            if len(chosen) == min(width, len(self._free_rows)) or (going and sequence in self._refused):
                 break
             if sequence.waits_for_fork:
                 continue
@@ -258,7 +260,7 @@ class Scheduler:
             "waiting": [s.rank for s in self.waiting],
             "running": [s.rank for s in self.running],
             "free_rows": list(self._free_rows),
-            "refused": None if self._refused is None else self._refused.rank,
+            "refused": sorted(s.rank for s in self._refused),
             "tenants": self._tenants.record(),
             "clock": self.clock(),
         }
@@ -269,7 +271,7 @@ class Scheduler:
         self.waiting = [by_rank[rank] for rank in record["waiting"]]
         self.running = [by_rank[rank] for rank in record["running"]]
         self._free_rows = list(record["free_rows"])
-        self._refused = by_rank.get(record["refused"])
+        self._refused = {by_rank[rank] for rank in record["refused"]}
         self._tenants.load(record["tenants"])
         later = self.clock() - record["clock"]
         for sequence in by_rank.values():
