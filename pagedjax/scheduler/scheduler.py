@@ -108,12 +108,20 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         self._refused = None
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue; what it has generated is kept and will be computed again."""
-        self.remove(sequence)
-        sequence.displace()
-        sequence.num_preemptions += 1
-        self.add(sequence)
+    def preempt(self, sequences: list[Sequence]) -> None:
+        """Back to the queue, together; what they have generated is kept and will be computed again.
+
+        Neither they nor who comes after them are admitted before somebody ends: else two could take the same pages from
+        each other for ever. Beams that are held do not end before the others of their search are admitted, so where no
+        other runs nobody is kept out.
+        """
+        for sequence in sequences:
+            self.remove(sequence)
+            sequence.displace()
+            sequence.num_preemptions += 1
+            self.add(sequence)
+        if any(not s.held for s in self.running):
+            self._refused = sequences[self._ranking(sequences)[0]]
 
     # Admission
 
