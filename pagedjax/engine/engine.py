@@ -388,8 +388,7 @@ class Engine:
         for sequence in victims:
             self._tier.save(sequence)
         self._settle(victims, release=True)
-        for sequence in victims:
-            self._scheduler.preempt(sequence)
+        self._scheduler.preempt(victims)
         self.counters.preemptions += len(victims)
         return victims
 

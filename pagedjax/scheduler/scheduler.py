@@ -107,16 +107,18 @@ class Scheduler:
         self._free_rows.append(sequence.row)
         self._refused.clear()
 
-    def preempt(self, sequence: Sequence) -> None:
-        """Back to the queue; what it has generated is kept and will be computed again.
+    def preempt(self, sequences: list[Sequence]) -> None:
+        """Back to the queue, together; what they have generated is kept and will be computed again.
 
-        What it gives back is for those that could not grow: let in again at once, it would take that away from them.
+        What they give back is for those that could not grow: let in again before somebody ends, they would take it away
+        from them, and so by turns for ever.
         """
-        refused = self._refused | {sequence}
-        self.remove(sequence)
-        sequence.displace()
-        sequence.num_preemptions += 1
-        self.add(sequence)
+        refused = self._refused | set(sequences)
+        for sequence in sequences:
+            self.remove(sequence)
+            sequence.displace()
+            sequence.num_preemptions += 1
+            self.add(sequence)
         self._refused = refused
 
     # Admission

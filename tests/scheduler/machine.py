@@ -78,7 +78,7 @@ class Machine:
         while self.scheduler.pages_needed(lanes) > self.unowned:
             victim = self.scheduler.victim()
             del self.owned[victim]
-            self.scheduler.preempt(victim)
+            self.scheduler.preempt([victim])
             self.preemptions += 1
             lanes = [(s, q) for s, q in lanes if s is not victim]
         for sequence, q in lanes:

@@ -90,7 +90,7 @@ def test_who_yielded_does_not_come_back_before_somebody_ends():
         scheduler.add(sequence(rank))
     admit(scheduler, 100)
     for rank in (2, 3):  # the order in which they yield does not matter
-        scheduler.preempt(next(s for s in scheduler.running if s.rank == rank))
+        scheduler.preempt([next(s for s in scheduler.running if s.rank == rank)])
     assert scheduler.candidates(100, 8) == []
     scheduler.add(sequence(4))
     assert scheduler.candidates(100, 8) == []
@@ -100,7 +100,7 @@ def test_who_yielded_does_not_come_back_before_somebody_ends():
     assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5, 2, 3]
     admit(scheduler, 100, width=1)
     for s in list(scheduler.running):
-        scheduler.preempt(s)
+        scheduler.preempt([s])
     assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5, 1, 2, 3]  # nobody runs: nobody is robbed
 
 
@@ -113,7 +113,25 @@ def test_the_youngest_yields_and_keeps_its_place():
     assert victim.rank == 2
     scheduler.add(sequence(3))
     victim.append([1, 2])
-    scheduler.preempt(victim)
+    scheduler.preempt([victim])
     assert (victim.phase, victim.row, victim.num_computed, victim.num_tokens) == (Phase.WAITING, None, 0, 10)
     scheduler.remove(scheduler.running[0])
     assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [2, 3]
+
+
+def test_nobody_is_admitted_between_a_preemption_and_an_end():
+    """Else two could take the same pages from each other for ever."""
+    scheduler = make()
+    for rank in range(3):
+        scheduler.add(sequence(rank))
+    first, second, third = admit(scheduler, 100)
+    scheduler.preempt([third])
+    assert admit(scheduler, 100) == []
+    scheduler.preempt([second])
+    assert admit(scheduler, 100) == []
+    scheduler.remove(first)
+    assert admit(scheduler, 100) == [second, third]
+    # Beams that wait for one another cannot end before the rest of them is admitted.
+    second.held = True
+    scheduler.preempt([third])
+    assert admit(scheduler, 100) == [third]
