@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-
 _CLOCK = ("clock", "arrived", "deadline_at")
 """Keys whose values are seconds on a clock of their own: two snapshots of one state are not taken at once."""
 
