@@ -182,7 +182,7 @@ class Runner:
     def load_state(self, state: EngineState, *, num_unowned: int, num_page_copies: int) -> None:
         """Go on from another state of the same shapes, with no loop in flight."""
         self._state, self.num_page_copies = state, num_page_copies
-        self._note_unowned(np.int32(num_unowned))
+        self._note_unowned(np.asarray(num_unowned))
 
     def apply(self, name: str, *args: Any) -> Any:
         """Run a program that takes the state and gives it back, with (a result, num_unowned); the result, on the host."""
