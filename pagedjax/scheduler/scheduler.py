@@ -132,7 +132,11 @@ class Scheduler:
             return []
         self._note_progress()
         self.waiting = [self.waiting[i] for i in self._ranking(self.waiting)]
-        # Held beams end only after the others of their search were let in.
+        # Held beams end only after the others of their search were let in: those go first, whatever the policy. If another
+        # search came between, two could take turns at yielding to one another for ever.
+        held = {s.request.request_id for s in self.running if s.held}
+        if held:
+            self.waiting.sort(key=lambda s: s.request.request_id not in held)
         going = any(not s.held for s in self.running)
         chosen: list[tuple[Sequence, int]] = []
         for sequence in self.waiting[:MAX_LOOKAHEAD]:

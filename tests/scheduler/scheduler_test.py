@@ -104,6 +104,19 @@ def test_who_yielded_does_not_come_back_before_somebody_ends():
     assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5, 1, 2, 3]  # nobody runs: nobody is robbed
 
 
+def test_beams_whose_siblings_wait_for_them_go_first():
+    scheduler = make(by_priority)
+    first, second = sequence(0, priority=1), sequence(1, priority=1)
+    second.request = first.request  # two beams of one search
+    scheduler.add(first)
+    admit(scheduler, 100)
+    scheduler.add(second)
+    scheduler.add(sequence(2, priority=0))
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [2, 1]
+    first.held = True
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [1, 2]
+
+
 def test_the_youngest_yields_and_keeps_its_place():
     scheduler = make()
     for rank in range(3):
