@@ -63,7 +63,11 @@ class Engine:
             policy=policy_named(config.scheduler.policy),
             prefix_caching=config.cache.prefix_caching,
             num_pages=runner.num_usable_pages,
+            windows=runner.windows,
         )
+        windows = [window for window in runner.windows if window]
+        # With a margin for the tokens of one decode loop.
+        self._publish_every = max(runner.page_size, min(windows) // 2) if windows else None
         self._groups: dict[str, RequestGroup] = {}
         self._deadlines: dict[str, float] = {}
         self._continuations: dict[Sequence, Continuation] = {}
@@ -403,24 +407,33 @@ class Engine:
         self.counters.generation_tokens += take_result(self._continuations[sequence], result)
 
     def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
-        """Publish prompts that are complete now, and let go of what ended."""
+        """Publish what is due, and let go of what ended."""
         ended, publish = advance_beams(self._groups.values(), self._scheduler, self.runner, self.counters), []
         for sequence in sequences:
             continuation = self._continuations[sequence]
             if continuation.finish_reason is not None:
                 if continuation not in ended:
                     ended.append(continuation)
-            elif sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
+            elif self._is_due(sequence):
                 publish.append(sequence)
         self._publish(publish)
         self._settle_ended(ended)
 
     def _publish(self, sequences: list[Sequence]) -> None:
-        """Enter the full pages of running sequences into the prefix index."""
-        if sequences and self.config.cache.prefix_caching:
+        """Enter the full pages of running sequences into the prefix index; give back what is behind their windows."""
+        if sequences and (self.config.cache.prefix_caching or self._publish_every):
             self._settle(sequences, release=False)
         for sequence in sequences:
             sequence.num_published = self._full_pages(sequence.num_computed)
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        """Whether a sequence that goes on should be settled: its prompt is complete, or pages may fall out of a window
+        that are not published yet. After a chunk this also gives back what is behind the window by now."""
+        if sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
+            return True
+        if self._publish_every is None:
+            return False
+        return sequence.phase is Phase.PREFILL or sequence.num_computed - sequence.num_published >= self._publish_every
 
     def _full_pages(self, num_tokens: int) -> int:
         """Tokens in the full pages of num_tokens."""
