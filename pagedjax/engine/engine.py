@@ -66,8 +66,11 @@ class Engine:
             windows=runner.windows,
         )
         windows = [window for window in runner.windows if window]
-        # With a margin for the tokens of one decode loop.
         self._publish_every = max(runner.page_size, min(windows) // 2) if windows else None
+        self._most_steps = runner.buffer_steps
+        if self._publish_every and config.cache.prefix_caching:
+            # Two loops in flight must not carry a window past what was published last.
+            self._most_steps = max(1, (self._publish_every - runner.page_size) // 2)
         self._groups: dict[str, RequestGroup] = {}
         self._deadlines: dict[str, float] = {}
         self._continuations: dict[Sequence, Continuation] = {}
@@ -373,7 +376,7 @@ class Engine:
         seconds = seconds / 2 if overlaps else seconds
         if self._deadlines:
             seconds = min(seconds, min(self._deadlines.values()) - self._scheduler.clock())
-        return self.choices.make("max_steps", self.runner.steps_within(num_rows, seconds))
+        return self.choices.make("max_steps", min(self.runner.steps_within(num_rows, seconds), self._most_steps))
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]

@@ -79,7 +79,7 @@ def owned(engine: Engine) -> int:
 
 def test_pages_behind_the_windows_are_given_back_while_a_sequence_runs():
     """One sequence of 200 tokens: its full group has 50 pages in the end, the three others never more than the window."""
-    engine = make_engine(steps=1)
+    engine = make_engine(steps=1, runner__overlap=False)
     engine.add_request(Request("long", tuple(PROMPTS[0]), params(max_tokens=200 - len(PROMPTS[0]))))
     length, most_windowed = len(PROMPTS[0]), 0
     while engine.has_unfinished():
