@@ -42,8 +42,8 @@ class ModelConfig:
 
     path: str = option(
         "default",
-        "a directory with safetensors, a .gguf file, an Orbax checkpoint, a Hugging Face id, or 'default' "
-        "(SmolLM2-135M-Instruct)",
+        "a directory with safetensors, a .gguf file, an Orbax checkpoint, a Hugging Face id, 'default' "
+        "(SmolLM2-135M-Instruct), or 'gemma3-270m'",
     )
     dtype: str = option(
         "auto",

@@ -63,7 +63,14 @@ class Engine:
             policy=policy_named(config.scheduler.policy),
             prefix_caching=config.cache.prefix_caching,
             num_pages=runner.num_usable_pages,
+            windows=runner.windows,
         )
+        windows = [window for window in runner.windows if window]
+        self._publish_every = max(runner.page_size, min(windows) // 2) if windows else None
+        self._most_steps = runner.buffer_steps
+        if self._publish_every and config.cache.prefix_caching:
+            # Two loops in flight must not carry a window past what was published last.
+            self._most_steps = max(1, (self._publish_every - runner.page_size) // 2)
         self._groups: dict[str, RequestGroup] = {}
         self._deadlines: dict[str, float] = {}
         self._continuations: dict[Sequence, Continuation] = {}
@@ -369,7 +376,7 @@ class Engine:
         seconds = seconds / 2 if overlaps else seconds
         if self._deadlines:
             seconds = min(seconds, min(self._deadlines.values()) - self._scheduler.clock())
-        return self.choices.make("max_steps", self.runner.steps_within(num_rows, seconds))
+        return self.choices.make("max_steps", min(self.runner.steps_within(num_rows, seconds), self._most_steps))
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
@@ -402,24 +409,33 @@ class Engine:
         self.counters.generation_tokens += take_result(self._continuations[sequence], result)
 
     def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
-        """Publish prompts that are complete now, and let go of what ended."""
+        """Publish what is due, and let go of what ended."""
         ended, publish = advance_beams(self._groups.values(), self._scheduler, self.runner, self.counters), []
         for sequence in sequences:
             continuation = self._continuations[sequence]
             if continuation.finish_reason is not None:
                 if continuation not in ended:
                     ended.append(continuation)
-            elif sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
+            elif self._is_due(sequence):
                 publish.append(sequence)
         self._publish(publish)
         self._settle_ended(ended)
 
     def _publish(self, sequences: list[Sequence]) -> None:
-        """Enter the full pages of running sequences into the prefix index."""
-        if sequences and self.config.cache.prefix_caching:
+        """Enter the full pages of running sequences into the prefix index; give back what is behind their windows."""
+        if sequences and (self.config.cache.prefix_caching or self._publish_every):
             self._settle(sequences, release=False)
         for sequence in sequences:
             sequence.num_published = self._full_pages(sequence.num_computed)
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        """Whether a sequence that goes on should be settled: its prompt is complete, or pages may fall out of a window
+        that are not published yet. After a chunk this also gives back what is behind the window by now."""
+        if sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
+            return True
+        if self._publish_every is None:
+            return False
+        return sequence.phase is Phase.PREFILL or sequence.num_computed - sequence.num_published >= self._publish_every
 
     def _full_pages(self, num_tokens: int) -> int:
         """Tokens in the full pages of num_tokens."""

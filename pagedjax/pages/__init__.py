@@ -19,6 +19,7 @@ from pagedjax.pages.references import pin, unpin
 from pagedjax.pages.remap import remap
 from pagedjax.pages.state import NULL_PAGE, Pages, PageStats, init_pages, stats
 from pagedjax.pages.usage import Usage, owned_shares, pool_shares, sharing_ratio, usage
+from pagedjax.pages.window import first_needed, slide
 
 __all__ = [
     "NULL_PAGE",
@@ -32,6 +33,7 @@ __all__ = [
     "contiguity",
     "cow",
     "cow_need",
+    "first_needed",
     "init_pages",
     "match",
     "owned_shares",
@@ -43,6 +45,7 @@ __all__ = [
     "remap",
     "row_pages",
     "sharing_ratio",
+    "slide",
     "stats",
     "unpin",
     "usage",

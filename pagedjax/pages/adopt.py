@@ -7,7 +7,6 @@ import jax.numpy as jnp
 
 from pagedjax.pages.alloc import alloc
 from pagedjax.pages.children import find_child, root_hash
-from pagedjax.pages.prefix import require_one_group
 from pagedjax.pages.references import acquire, release
 from pagedjax.pages.state import NO_TOKEN, NULL_PAGE, Pages
 
@@ -31,7 +30,8 @@ def adopt(
     Raises:
       ValueError: more than one group.
     """
-    require_one_group(pages, "adopt")
+    if pages.num_groups != 1:
+        raise ValueError(f"adopt: a hit within a page needs num_groups = 1, got {pages.num_groups}")
     C, N, S, P = rows.shape[0], pages.total_pages, pages.page_size, pages.max_pages_per_row
     have = pages.num_pages.at[rows].get(mode="fill", fill_value=P)
     column = jnp.maximum(have - 1, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -14,12 +14,13 @@ from pagedjax.pages.state import NO_TOKEN, NULL_PAGE, Pages
 _MAX_EXAMPLES = 8
 
 
-def check(pages: Pages, pins: Iterable[int] | None = None) -> list[str]:
+def check(pages: Pages, pins: Iterable[int] | None = None, windows: Sequence[int] = ()) -> list[str]:
     """Broken invariants in words; an empty list means sound. Reads everything: for tests and debugging.
 
     Args:
       pages: one value, not a batch of them.
       pins: page ids pinned at present, as often as they are; None for none.
+      windows: one entry a group; rows may lack their first pages where it is above 0 (see `slide`). Empty: nowhere.
     """
     host = jax.tree.map(np.asarray, jax.device_get(pages))
     N = host.ref_counts.shape[0]
@@ -27,7 +28,7 @@ def check(pages: Pages, pins: Iterable[int] | None = None) -> list[str]:
         outside = np.unique(host.table[(host.table < 0) | (host.table >= N)])
         return [f"the table names pages outside [0, {N}): {_some(outside)}"]
     pinned = np.bincount(np.asarray(list(pins or ()), np.int64), minlength=N)
-    return [*_table(host), *_counts(host, pinned), *_queue(host), *_index(host)]
+    return [*_table(host, windows), *_counts(host, pinned), *_queue(host), *_index(host)]
 
 
 def _some(ids: Any) -> str:
@@ -35,8 +36,9 @@ def _some(ids: Any) -> str:
     return ", ".join(map(str, ids[:_MAX_EXAMPLES])) + (f", ... ({len(ids)} in all)" if len(ids) > _MAX_EXAMPLES else "")
 
 
-def _table(host: Pages) -> list[str]:
-    """Used columns hold pages, unused ones none; a page stands for one logical page only, whoever shares it."""
+def _table(host: Pages, windows: Sequence[int]) -> list[str]:
+    """Used columns hold pages but for those behind a window, unused ones none; a page stands for one logical page only,
+    whoever shares it."""
     broken = []
     G, _, P = host.table.shape
     if (host.num_pages < 0).any() or (host.num_pages > P).any():
@@ -44,7 +46,9 @@ def _table(host: Pages) -> list[str]:
             f"num_pages outside [0, {P}] in rows {_some(np.nonzero((host.num_pages < 0) | (host.num_pages > P))[0])}"
         )
     used = np.arange(P) < host.num_pages[:, None]
-    holes = ((host.table == NULL_PAGE) & used).any((0, 2))
+    windowed = np.asarray([window > 0 for window in windows] or [False] * G)[:, None, None]
+    given_back = np.logical_and.accumulate(host.table == NULL_PAGE, axis=-1) & windowed
+    holes = ((host.table == NULL_PAGE) & used & ~given_back).any((0, 2))
     if holes.any():
         broken.append(f"rows {_some(np.nonzero(holes)[0])} lack a page below num_pages")
     beyond = ((host.table != NULL_PAGE) & ~used).any((0, 2))

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from pagedjax.pages.children import find_child, hash_before, root_hash
-from pagedjax.pages.prefix import Chain, bucket_of, find_chain, require_one_group
+from pagedjax.pages.prefix import Chain, bucket_of, find_chain, group_namespaces
 from pagedjax.pages.queue import age
 from pagedjax.pages.references import acquire, release
 from pagedjax.pages.state import NO_TOKEN, NULL_PAGE, Pages
@@ -24,29 +24,27 @@ def publish(
     namespaces: jax.Array,
     tails: jax.Array | None = None,
 ) -> tuple[Pages, jax.Array]:
-    """Enter the rows' full pages into the index, and the unfilled last page of rows that end.
+    """Enter the rows' full pages into the index, each group's in a chain of its own, and the unfilled last page of rows that
+    end.
 
     Where a published page with the same past and content exists the row is pointed to that one and its own copy is
     given up. A page whose bucket is full of owned pages stays unpublished, and so do the row's pages after it; a later
-    call tries again. The rows are taken one after another, so that equal rows in one call end up with the same pages.
+    call tries again. So does what comes behind a page that was given back (see `slide`) and is not in the index any more.
+    The rows are taken one after another, so that equal rows in one call end up with the same pages.
 
     Args:
-      pages: donated; one group.
+      pages: donated.
       rows: i32[C], distinct; padded with R anywhere.
       tokens: i32[C, M] token ids of each row.
       lengths: i32[C] tokens whose keys and values are final; only pages they fill are published.
-      namespaces: i32[C], 0 <= id < 2**31 - N; see `match`.
+      namespaces: i32[C], 0 <= id < (2**31 - N) / G; see `match`.
       tails: bool[C] rows that will write no more and are released next: their unfilled last page is entered too, for
         `adopt`, if nobody else holds it and no listed page begins with its tokens. None: no row.
 
     Returns:
-      pages, num_published i32[C] leading full pages of the row that are in the index now.
-
-    Raises:
-      ValueError: more than one group.
+      pages, num_published i32[C] leading full pages of the row that are in the index now, in every group.
     """
-    require_one_group(pages, "publish")
-    C, R = rows.shape[0], pages.max_rows
+    C, R, G = rows.shape[0], pages.max_rows, pages.num_groups
     if tokens.shape[1] < pages.page_size:
         return pages, jnp.zeros_like(rows)
     tails = jnp.zeros(C, jnp.bool_) if tails is None else tails
@@ -54,28 +52,35 @@ def publish(
     busy = (rows < R) & ((lengths >= pages.page_size) | (tails & (lengths > 0)))
     order = jnp.argsort(~busy, stable=True).astype(jnp.int32)
     num_busy = jnp.sum(busy, dtype=jnp.int32)
+    namespaces = group_namespaces(pages, namespaces)
 
     def unfinished(carry):
-        return carry[0] < num_busy
+        return carry[0] < num_busy * G
 
     def one(carry):
         k, pages, counts = carry
-        i = order[jnp.minimum(k, C - 1)]
-        pages, count = _publish_row(pages, rows[i], tokens[i], lengths[i], namespaces[i], tails[i])
-        return k + 1, pages, counts.at[i].set(count)
+        i, group = order[jnp.minimum(k // G, C - 1)], k % G
+        pages, count = _publish_row(pages, group, rows[i], tokens[i], lengths[i], namespaces[group, i], tails[i])
+        return k + 1, pages, counts.at[i].min(count)
 
-    start = (jnp.zeros_like(num_busy), pages, jnp.zeros_like(rows))
+    start = (jnp.zeros_like(num_busy), pages, jnp.where(busy, pages.max_pages_per_row, jnp.zeros_like(rows)))
     _, pages, counts = lax.while_loop(unfinished, one, start)
     return pages, counts
 
 
 def _publish_row(
-    pages: Pages, row: jax.Array, tokens: jax.Array, length: jax.Array, namespace: jax.Array, tail: jax.Array
+    pages: Pages,
+    group: jax.Array,
+    row: jax.Array,
+    tokens: jax.Array,
+    length: jax.Array,
+    namespace: jax.Array,
+    tail: jax.Array,
 ) -> tuple[Pages, jax.Array]:
-    """Deduplicate and publish one row: (pages, i32 leading full pages in the index)."""
+    """Deduplicate and publish one row of one group's table: (pages, i32 leading full pages in the index)."""
     S = pages.page_size
-    table_row = pages.table.at[0, row].get(mode="fill", fill_value=NULL_PAGE)
-    used = jnp.sum(jnp.cumsum(table_row == NULL_PAGE, dtype=jnp.int32) == 0, dtype=jnp.int32)
+    table_row = pages.table.at[group, row].get(mode="fill", fill_value=NULL_PAGE)
+    used = pages.num_pages.at[row].get(mode="fill", fill_value=0)
     tokens = jnp.where(jnp.arange(tokens.shape[0], dtype=jnp.int32) < length, tokens, NO_TOKEN)
     chain = find_chain(pages, tokens, namespace, jnp.minimum(length // S, used))
     Pt = chain.page.shape[0]
@@ -83,15 +88,20 @@ def _publish_row(
     index = jnp.arange(Pt, dtype=jnp.int32)
 
     mine = table_row[:Pt]
-    moved = (index < chain.length) & (chain.page != mine)
+    known = index < chain.length
+    gone = mine == NULL_PAGE  # given back; the index may still know the page that had this place
+    moved = known & (chain.page != mine) & ~gone
     pages = acquire(pages, chain.page, moved)
-    mine = jnp.where(moved, chain.page, mine)
+    mine = jnp.where(known, chain.page, mine)
     pages = pages.replace(
-        table=pages.table.at[0, row, jnp.where(moved, index, pages.max_pages_per_row + index)].set(mine, mode="drop")
+        table=pages.table.at[group, row, jnp.where(moved, index, pages.max_pages_per_row + index)].set(
+            mine, mode="drop"
+        )
     )
     pages = release(pages, table_row[:Pt][::-1], moved[::-1])
 
-    fresh = (index >= chain.length) & (index < num_full)
+    fresh = ~known & (index < num_full)
+    fresh = fresh & ~jnp.any(fresh & gone)
     way, replaced, placed = _choose_ways(pages, chain.hash, fresh)
     fresh = fresh & (jnp.cumsum(fresh & ~placed, dtype=jnp.int32) == 0)
     replaced = jnp.where(fresh, replaced, NULL_PAGE)
@@ -175,7 +185,7 @@ def _enter(
     replaced: jax.Array,
     fresh: jax.Array,
 ) -> Pages:
-    """Write links, content and bucket entries of the fresh full pages of a row whose pages are mine i32[Pt]."""
+    """Write links, content and bucket entries of the fresh full pages of a row whose pages are, or were, mine i32[Pt]."""
     Bk = pages.buckets.shape[0]
     lane = jnp.arange(mine.shape[0], dtype=jnp.int32)
     bucket = jnp.where(fresh, bucket_of(pages, chain.hash), Bk + lane)

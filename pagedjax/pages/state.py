@@ -32,8 +32,8 @@ class Pages(struct.PyTreeNode):
     *free*.
     """
 
-    table: jax.Array  # i32[G, R, P] physical page of each logical page, NULL_PAGE where none
-    num_pages: jax.Array  # i32[R] logical pages of the row, each in all G groups: columns below it are in use
+    table: jax.Array  # i32[G, R, P] physical page of each logical page, NULL_PAGE where none or where it was given back
+    num_pages: jax.Array  # i32[R] logical pages of the row, in all G groups: columns below it are or were in use
     ref_counts: jax.Array  # i32[N] table entries that point at the page, plus pins
     queue: jax.Array  # i32[Q] ring of page ids, position p in slot p % Q; Q a power of two, at least 2 N
     head: jax.Array  # u32 position that is taken next
@@ -110,7 +110,7 @@ def init_pages(
       page_size: S, tokens in a page.
       max_rows: R, sequences at once.
       max_pages_per_row: P, longest sequence in pages.
-      num_groups: G, layer groups with a table each; more than one excludes prefix matching.
+      num_groups: G, layer groups with a table each.
       secret: two 32-bit words that seed the prefix hash; None draws them from the operating system.
       hash_bits: for tests, 1..32: a short hash forces collisions.
       num_buckets: Bk, a power of two; None: the first one from N on, so that the index is at most 1 / W full.

@@ -10,7 +10,7 @@ from flax import nnx, struct
 from jax import lax
 
 from pagedjax.runner.state import EngineState, RowStatus
-from pagedjax.runner.step import Params, append, decode_batch, gather, pages_short, take_pages
+from pagedjax.runner.step import Params, append, decode_batch, gather, give_back, pages_short, take_pages
 from pagedjax.sampling import SampleOutput
 
 
@@ -51,6 +51,7 @@ def decode_loop(
     *,
     buffer_steps: int,
     backend: str,
+    windows: tuple[int, ...] = (0,),
 ) -> tuple[EngineState, DecodeReport]:
     """Run the lanes, one token each a step, until a trap.
 
@@ -60,6 +61,7 @@ def decode_loop(
       max_steps: i32, at most buffer_steps.
       leave_on_finish: bool; requests wait for the room of a row that ends.
       buffer_steps: K, static size of the report.
+      windows: static, of each layer group; pages behind them are given back as the lanes go on.
 
     Returns:
       state (donated), DecodeReport.
@@ -94,12 +96,15 @@ def decode_loop(
         logits = model.logits(hidden)
         num_computed = state.rows.num_computed.at[lanes].add(active.astype(jnp.int32), mode="drop")
         rows, out = append(state.rows.replace(num_computed=num_computed), lanes, active, logits)
+        pages = give_back(pages, lanes, gather(num_computed, lanes), windows)
         state = EngineState(pages=pages, cache=cache, rows=rows)
         # An inert lane stays inert, so a lane's tokens are the first `appended` of its column.
         buffers = jax.tree.map(lambda buffer, value: buffer.at[step].set(value), buffers, out)
         appended = appended + active.astype(jnp.int32)
         return state, step + 1, appended, num_copies + copied, buffers, trap_of(state, step + 1, appended)
 
+    pages = give_back(state.pages, lanes, gather(state.rows.num_computed, lanes), windows)
+    state = state.replace(pages=pages)
     buffers = _empty_samples(state, lanes, buffer_steps)
     appended = jnp.zeros_like(lanes)
     carry = (state, jnp.int32(0), appended, jnp.int32(0), buffers, trap_of(state, jnp.int32(0), appended))

@@ -88,6 +88,7 @@ class Programs:
         swaps: bool = False,
     ) -> None:
         self._graph, self._backend, self._buffer_steps = graph, backend, buffer_steps
+        self._windows = spec.groups.windows
         self._params, self._state = _like(params), _like(state)
         self._spec, self._dtype = spec, jax.tree.leaves(params)[0].dtype
         self._buckets = buckets
@@ -144,7 +145,8 @@ class Programs:
             sampling=self._row_sampling(C),
             uses_counts=_flags(C),
         )
-        return jax.jit(admit, donate_argnums=0).lower(self._state, new).compile()
+        fn = functools.partial(admit, windows=self._windows)
+        return jax.jit(fn, donate_argnums=0).lower(self._state, new).compile()
 
     def _compile_fork(self) -> Callable:
         C = ADMIT_WIDTH
@@ -172,7 +174,7 @@ class Programs:
 
     def _compile_settle(self) -> Callable:
         C = ADMIT_WIDTH
-        fn = jax.jit(settle, donate_argnums=0)
+        fn = jax.jit(functools.partial(settle, windows=self._windows), donate_argnums=0)
         return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C)).compile()
 
     def _compile_compact(self) -> Callable:
@@ -199,14 +201,22 @@ class Programs:
         return jax.jit(look_ahead).lower(self._state).compile()
 
     def _compile_decode(self, num_lanes: int) -> Callable:
-        fn = functools.partial(decode_loop, self._graph, buffer_steps=self._buffer_steps, backend=self._backend)
+        fn = functools.partial(
+            decode_loop,
+            self._graph,
+            buffer_steps=self._buffer_steps,
+            backend=self._backend,
+            windows=self._windows,
+        )
         lowered = jax.jit(fn, donate_argnums=1).lower(
             self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), _flags()
         )
         return lowered.compile()
 
     def _compile_mixed(self, num_tokens: int, num_lanes: int) -> Callable:
-        fn = functools.partial(mixed_step, self._graph, num_tokens=num_tokens, backend=self._backend)
+        fn = functools.partial(
+            mixed_step, self._graph, num_tokens=num_tokens, backend=self._backend, windows=self._windows
+        )
         lowered = jax.jit(fn, donate_argnums=1).lower(self._params, self._state, _ints(num_lanes), _ints(num_lanes))
         return lowered.compile()
 

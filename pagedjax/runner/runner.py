@@ -15,6 +15,7 @@ from flax import nnx
 from pagedjax.folders import cache_folder
 from pagedjax.models import ModelSpec
 from pagedjax.pages import PageStats, Usage, check
+from pagedjax.pages.capacity import Footprint
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.compile_counter import CompileCounter
 from pagedjax.runner.decode import DecodeReport, Trap
@@ -35,6 +36,7 @@ class Runner:
       num_unowned: pages that nobody owns (free or cached), as of the last dispatch.
       num_page_copies: pages copied so far because a row was about to write into a shared one.
       max_len: longest sequence that a row holds.
+      windows: tokens that a query sees, one entry a layer group; 0: all.
       compilations: counts programs compiled in this process from the runner's creation on.
       mixed_rate: seconds per token of mixed steps.
     """
@@ -58,7 +60,9 @@ class Runner:
     ) -> None:
         self.compilations = CompileCounter().start()
         self.page_size, self.num_usable_pages, self.max_rows = page_size, num_pages - 1, max_rows
-        self.max_len = min(max_len, self.num_usable_pages * page_size)
+        self.windows = spec.groups.windows
+        footprint = Footprint(page_size, self.windows)
+        self.max_len = footprint.longest(self.num_usable_pages, buckets.tokens[-1][0], max_len)
         self.buckets, self.buffer_steps = buckets, buffer_steps
         self._graph, self._params = nnx.split(model)
         self._hidden_size, self._params_dtype = spec.hidden_size, jax.tree.leaves(self._params)[0].dtype
@@ -326,7 +330,7 @@ class Runner:
 
     def check(self) -> list[str]:
         """Broken page invariants; empty where all is well."""
-        return check(jax.device_get(self._state.pages))
+        return check(jax.device_get(self._state.pages), windows=self.windows)
 
     def page_table(self) -> np.ndarray:
         """i32[G, R, P] a copy of the page table, for people to look at."""

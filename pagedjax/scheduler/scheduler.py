@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from pagedjax.config import SchedulerConfig
+from pagedjax.pages.capacity import Footprint
 from pagedjax.policy import Policy, Tenants
 from pagedjax.scheduler.features import SequenceFeatures
 from pagedjax.scheduler.prefixes import KnownPrefixes
@@ -39,6 +40,7 @@ class Scheduler:
       prefix_caching: a sequence waits for a running one that is just computing a prefix it shares.
       num_pages: pages in the pool; so many are remembered to guess what the prefix cache has.
       clock: seconds, for what has a deadline.
+      windows: tokens that a query sees, one entry a layer group; 0: all.
 
     Attributes:
       waiting: in policy order as of the last admission, then as they came.
@@ -53,9 +55,11 @@ class Scheduler:
         policy: Policy,
         prefix_caching: bool,
         num_pages: int = 2**16,
+        windows: tuple[int, ...] = (0,),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.page_size, self.policy, self.clock = config, page_size, policy, clock
+        self.footprint = Footprint(page_size, windows)
         self.prefix_caching = prefix_caching
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -200,10 +204,6 @@ class Scheduler:
         sequence.num_published = 0
         return row
 
-    def pages(self, num_tokens: int) -> int:
-        """Pages that hold num_tokens."""
-        return -(-num_tokens // self.page_size)
-
     def _outstanding(self, sequences: Iterable[Sequence]) -> int:
         """Pages that sequences are expected to take yet."""
         total = 0
@@ -211,8 +211,13 @@ class Scheduler:
             growth = int(self.config.growth_share * (s.max_total - s.num_tokens))
             # The last token's keys and values are never needed.
             expected = min(s.num_tokens + 1 + growth, s.max_total - 1)
-            total += max(0, self.pages(expected) - self.pages(s.num_computed)) + int(s.shares_last_page)
+            chunk = 1 if s.phase is Phase.DECODE else self.config.max_num_batched_tokens
+            total += self.footprint.growth(s.num_computed, expected, chunk) + self._copies(s)
         return total
+
+    def _copies(self, sequence: Sequence) -> int:
+        """Pages that its next token has copied: one a group where others hold the last page too."""
+        return self.footprint.num_groups if sequence.shares_last_page else 0
 
     def _waits_for_prefix(self, sequence: Sequence, computing: list[Sequence]) -> bool:
         """Whether a sequence ahead is computing a page that this one could share once it is published."""
@@ -251,8 +256,9 @@ class Scheduler:
 
     def pages_needed(self, lanes: list[tuple[Sequence, int]]) -> int:
         """New pages that a step over `lanes` takes."""
-        grown = sum(self.pages(s.num_computed + q) - self.pages(s.num_computed) for s, q in lanes)
-        return grown + sum(s.shares_last_page for s, _ in lanes)
+        logical = self.footprint.logical
+        grown = sum(logical(s.num_computed + q) - logical(s.num_computed) for s, q in lanes)
+        return grown * self.footprint.num_groups + sum(self._copies(s) for s, _ in lanes)
 
     def victim(self) -> Sequence:
         """Who yields when running sequences cannot grow: the last in policy order, whole."""

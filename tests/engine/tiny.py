@@ -33,8 +33,8 @@ def loaded() -> LoadedModel:
     return LoadedModel(model=model, spec=SPEC, tokenizer=None, name="tiny", eos_token_ids=(EOS,))
 
 
-def make_engine(*, hash_bits: int = 32, **overrides) -> Engine:
-    """An engine with few, small programs, invariants checked after every dispatch."""
+def make_engine(*, model: LoadedModel | None = None, hash_bits: int = 32, **overrides) -> Engine:
+    """An engine with few, small programs, invariants checked after every dispatch; around `loaded()` by default."""
     defaults = {
         "model.dtype": "float32",
         "cache.page_size": 8,
@@ -51,7 +51,7 @@ def make_engine(*, hash_bits: int = 32, **overrides) -> Engine:
     }
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = with_overrides(Config(), {**defaults, **names})
-    return share_programs(from_loaded(loaded(), config, progress=False, hash_bits=hash_bits))
+    return share_programs(from_loaded(model or loaded(), config, progress=False, hash_bits=hash_bits))
 
 
 @functools.cache

@@ -15,6 +15,7 @@ import numpy as np
 from pagedjax.pages import NULL_PAGE, Pages
 from pagedjax.pages.hashing import chain_seed, finish, prefix_hashes
 from pagedjax.pages.state import NO_TOKEN
+from pagedjax.pages.window import SLIDE_WIDTH
 
 
 @dataclasses.dataclass
@@ -57,6 +58,7 @@ class PagesOracle:
         self.counts[page] += 1
 
     def _give_back(self, walk: list[int]) -> int:
+        walk = [page for page in walk if page != NULL_PAGE]
         for page in walk:
             self.counts[page] -= 1
         seen: list[int] = []
@@ -88,9 +90,29 @@ class PagesOracle:
             if row < self.R:
                 self.rows[row] = [list(group) for group in before[s]] if s < self.R else [[] for _ in range(self.G)]
                 for page in (page for group in self.rows[row] for page in group):
-                    self.counts[page] += 1
+                    self.counts[page] += page != NULL_PAGE
                 walk += [page for group in before[row] for page in reversed(group)]
         return self._give_back(walk)
+
+    def slide(self, rows: list[int], first: list[list[int]], width: int = SLIDE_WIDTH) -> int:
+        """`first` by group, then by row. Round by round, `width` pages of each row and group at a time."""
+        ends = [[min(first[g][i], len(self.rows[r][0])) if r < self.R else 0 for g in range(self.G)]
+                for i, r in enumerate(rows)]  # fmt: skip
+        count = 0
+        while True:
+            walk = []
+            for i, row in enumerate(rows):
+                for g in range(self.G):
+                    for _ in range(width):
+                        if ends[i][g] > 0:
+                            ends[i][g] -= 1
+                            walk.append(self.rows[row][g][ends[i][g]])
+                            self.rows[row][g][ends[i][g]] = NULL_PAGE
+            walk = [page for page in walk if page != NULL_PAGE]
+            if not walk:
+                return count
+            count += len(walk)
+            self._give_back(walk)
 
     def cow(self, rows: list[int], logical: list[int]) -> tuple[list[tuple[int, int]], list[bool]]:
         copies, ok, failed = [], [], False
@@ -136,9 +158,11 @@ class PagesOracle:
         for row, ids, length, namespace in zip(rows, tokens, lengths, namespaces, strict=True):
             found: list[int] = []
             if row < self.R and not self.rows[row][0]:
-                found = self._find(ids, namespace, max(length - 1, 0) // self.S)
-                self.rows[row] = [found]
-                for page in found:
+                limit = max(length - 1, 0) // self.S
+                chains = [self._find(ids, namespace * self.G + g, limit) for g in range(self.G)]
+                found = min(chains, key=len)
+                self.rows[row] = [chain[: len(found)] for chain in chains]
+                for page in (page for group in self.rows[row] for page in group):
                     self._own(page)
             out.append(len(found))
         return out
@@ -202,23 +226,28 @@ class PagesOracle:
         tails: list[int] | None = None,
     ) -> list[int]:
         return [
-            self._publish_row(row, ids, length, namespace, bool(tail)) if row < self.R else 0
+            min(self._publish_row(row, g, ids, length, namespace * self.G + g, bool(tail)) for g in range(self.G))
+            if row < self.R
+            else 0
             for row, ids, length, namespace, tail in zip(
                 rows, tokens, lengths, namespaces, tails or [0] * len(rows), strict=True
             )
         ]
 
-    def _publish_row(self, row: int, tokens: list[int], length: int, namespace: int, tail: bool) -> int:
-        mine = self.rows[row][0]
+    def _publish_row(self, row: int, g: int, tokens: list[int], length: int, namespace: int, tail: bool) -> int:
+        mine = self.rows[row][g]
         full = min(length // self.S, len(mine))
         found = self._find(tokens, namespace, full)
         dropped = []
         for i, page in enumerate(found):
-            if mine[i] != page:
+            if mine[i] not in (page, NULL_PAGE):
                 self._own(page)
                 dropped.insert(0, mine[i])
                 mine[i] = page
         self._give_back(dropped)
+        if NULL_PAGE in mine[len(found) : full]:
+            return len(found)  # what was given back is not known any more, so nothing can follow it
+        mine = found + mine[len(found) :]
         tokens = [token if t < length else NO_TOKEN for t, token in enumerate(tokens)]
         hashes = self._hashes(tokens, namespace)
         ways = {bucket: self._ways(bucket) for bucket in {h % len(self.buckets) for h in hashes[len(found) : full]}}

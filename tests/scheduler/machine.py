@@ -19,9 +19,11 @@ def sequence(rank: int, *, prompt: int = 8, grow: int = 8, first: int | None = N
     return Sequence.start(request, index=0, rank=rank, max_total=prompt + grow, namespace=0)
 
 
-def make(policy=first_come, *, seqs: int = 4, tokens: int = 16, share: float = 0.0, caching: bool = True) -> Scheduler:
+def make(
+    policy=first_come, *, seqs: int = 4, tokens: int = 16, share: float = 0.0, caching: bool = True, windows=(0,)
+) -> Scheduler:
     config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens, growth_share=share)
-    return Scheduler(config, page_size=4, policy=policy, prefix_caching=caching)
+    return Scheduler(config, page_size=4, policy=policy, prefix_caching=caching, windows=windows)
 
 
 class Machine:
@@ -83,7 +85,7 @@ class Machine:
             lanes = [(s, q) for s, q in lanes if s is not victim]
         for sequence, q in lanes:
             sequence.num_computed += q
-            self.owned[sequence] = self.scheduler.pages(sequence.num_computed)
+            self.owned[sequence] = self.scheduler.footprint.logical(sequence.num_computed)
             if sequence.num_computed == sequence.num_tokens:
                 sequence.append([1])
             sequence.update_phase()

@@ -46,6 +46,22 @@ def test_who_comes_before_the_one_that_found_no_room_is_tried():
     assert [s.rank for s, _ in scheduler.candidates(7, 8)] == [4, 3]
 
 
+def test_layer_groups_take_a_page_each_and_windows_bound_them():
+    """107 tokens are 27 pages in the full group; a window of 8 with a chunk of 16 lies in at most 7."""
+    for pages, admitted in ((81, [0]), (82, [0, 1])):
+        scheduler = make(share=1.0, windows=(0, 8, 8))
+        scheduler.add(sequence(0, grow=100))
+        scheduler.add(sequence(1, grow=100))
+        assert [s.rank for s in admit(scheduler, pages)] == admitted
+    s = scheduler.running[0]
+    assert scheduler.pages_needed([(s, 8)]) == 6
+    s.num_computed, s.shares_last_page = 8, True
+    assert scheduler.pages_needed([(s, 1)]) == 6
+    # While it decodes its windows need 3 pages each, of which it holds two.
+    s.num_tokens, s.shares_last_page, s.phase = 9, False, Phase.DECODE
+    assert scheduler._outstanding([s]) == 25 + 1 + 1
+
+
 def test_alone_there_is_always_room():
     scheduler = make(share=1.0)
     scheduler.add(sequence(0, grow=100))
