@@ -17,7 +17,7 @@ from pagedjax.weights import LoadedModel, load_model
 from tests.engine.tiny import assert_clean, params, run
 from tests.oracles import goldens
 
-pytestmark = pytest.mark.model
+pytestmark = [pytest.mark.model, pytest.mark.slow]
 
 NUM_TOKENS = 16
 
