@@ -65,7 +65,7 @@ def describe(snapshot: Snapshot) -> str:
 def main(argv: list[str]) -> int:
     command, folders = (argv[1] if len(argv) > 1 else ""), argv[2:]
     if (command, len(folders)) not in (("show", 1), ("diff", 2)):
-        raise app.UsageError("show FOLDER, or diff FOLDER OTHER")
+        raise app.UsageError("show FOLDER, or diff FOLDER OTHER", exitcode=2)
     try:
         snapshots = [read_snapshot(folder) for folder in folders]
     except (PagedJaxError, OSError) as error:

@@ -9,18 +9,20 @@ snapshot/
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from pagedjax.errors import SnapshotError
 
@@ -153,10 +155,21 @@ def _nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     return out
 
 
+@contextlib.contextmanager
+def _without_notes() -> Iterator[None]:
+    """Orbax writes a page of log lines for every folder, where absl shows them."""
+    before = logging.get_verbosity()
+    logging.set_verbosity(min(before, logging.WARNING))
+    try:
+        yield
+    finally:
+        logging.set_verbosity(before)
+
+
 def _write_arrays(folder: Path, arrays: Mapping[str, Any]) -> None:
     import orbax.checkpoint as ocp
 
-    with ocp.StandardCheckpointer() as checkpointer:
+    with _without_notes(), ocp.StandardCheckpointer() as checkpointer:
         checkpointer.save(folder, _nested(arrays))
         checkpointer.wait_until_finished()
 
@@ -171,7 +184,7 @@ def _read_arrays(folder: Path, shapes: Mapping[str, Any]) -> dict[str, np.ndarra
         for name, entry in shapes.items()
     }
     try:
-        with ocp.StandardCheckpointer() as checkpointer:
+        with _without_notes(), ocp.StandardCheckpointer() as checkpointer:
             restored = checkpointer.restore(folder, _nested(targets))
     except Exception as error:  # Orbax and TensorStore raise bare exceptions of many kinds
         raise SnapshotError(f"{folder}: cannot be restored: {error}") from error
