@@ -54,7 +54,7 @@ def make_engine(*, model: LoadedModel | None = None, hash_bits: int = 32, **over
     return share_programs(from_loaded(model or loaded(), config, progress=False, hash_bits=hash_bits))
 
 
-@functools.cache
+@functools.lru_cache(maxsize=4)  # a process may map some 65,000 pieces of code, and programs are thousands
 def _programs(shapes: str) -> list:
     return []
 
