@@ -42,8 +42,8 @@ class ModelConfig:
 
     path: str = option(
         "default",
-        "a directory with safetensors, a .gguf file, an Orbax checkpoint, a Hugging Face id, or 'default' "
-        "(SmolLM2-135M-Instruct)",
+        "a directory with safetensors, a .gguf file, an Orbax checkpoint, a Hugging Face id, 'default' "
+        "(SmolLM2-135M-Instruct), or 'gemma3-270m'",
     )
     dtype: str = option(
         "auto",
@@ -78,6 +78,10 @@ class CacheConfig:
         choices=(*DTYPES, "int8", "float8_e4m3fn"),
     )
     prefix_caching: bool = option(True, "keep pages of finished sequences and map them into requests that begin alike")
+    host_pages: int = option(
+        0, "pages in host memory, for preempted sequences and spilled pages; 0: none", low=0, high=2**24
+    )
+    spill: bool = option(False, "copy cached pages to the host before they are recycled, and bring them back on a hit")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +93,15 @@ class SchedulerConfig:
     max_waiting: int = option(4096, "requests that may wait; one more is refused (HTTP 429)", low=1, high=10**6)
     policy: str = option(
         "first_come",
-        "who goes first: first_come, or priority (a request's `priority`, lower is more urgent)",
-        choices=("first_come", "priority"),
+        "who goes first: first_come, priority (a request's `priority`, lower is more urgent), shortest_prefix (fewest prompt "
+        "tokens to compute), fair_share (the tenant served least), earliest_deadline, or one that was added to "
+        "pagedjax.policy.POLICIES",
+    )
+    preemption: str = option(
+        "auto",
+        "what becomes of a sequence that must yield its pages: recompute, swap (to cache.host_pages), or auto, the cheaper "
+        "of the two as measured",
+        choices=("auto", "recompute", "swap"),
     )
     growth_share: float = option(
         0.25,
@@ -116,6 +127,9 @@ class RunnerConfig:
     max_steps: int = option(64, "most decode steps in one dispatch", low=1, high=1024)
     slice_ms: float = option(
         100.0, "milliseconds one dispatch should last at most when somebody streams or waits", low=1, high=10000
+    )
+    overlap: bool = option(
+        True, "start the next decode loop before the last one is read, while nobody waits; slices are half as long then"
     )
     stop_string_budget: int = option(
         8, "tokens a sequence with stop strings decodes before the host looks at its text", low=1, high=256
@@ -160,6 +174,16 @@ class ServerConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class SnapshotConfig:
+    """The engine's state on disk."""
+
+    load: str = option(
+        "", "folder of a snapshot whose prefix cache the engine starts with; one that does not exist is passed over"
+    )
+    save_on_exit: str = option("", "folder where a server that is asked to stop (SIGTERM) leaves a snapshot")
+
+
+@dataclasses.dataclass(frozen=True)
 class Config:
     """Everything a server or an `LLM` needs. Checked on construction: ConfigError names the field, value and range."""
 
@@ -168,6 +192,7 @@ class Config:
     scheduler: SchedulerConfig = dataclasses.field(default_factory=SchedulerConfig)
     runner: RunnerConfig = dataclasses.field(default_factory=RunnerConfig)
     server: ServerConfig = dataclasses.field(default_factory=ServerConfig)
+    snapshot: SnapshotConfig = dataclasses.field(default_factory=SnapshotConfig)
     seed: int = option(0, "seeds requests that bring none (0: from the operating system)", low=0, high=2**63 - 1)
 
     def __post_init__(self) -> None:

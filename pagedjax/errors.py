@@ -29,6 +29,10 @@ class ModelLoadError(PagedJaxError):
     """A model directory, file or checkpoint that is missing, damaged or of an unsupported kind; says what to do."""
 
 
+class SnapshotError(PagedJaxError):
+    """A snapshot or trace that is damaged, or belongs to another model or to an engine of another shape; names both."""
+
+
 class QueueFullError(PagedJaxError):
     """The waiting queue is at its bound. The server answers HTTP 429 with Retry-After."""
 

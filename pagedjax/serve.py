@@ -4,6 +4,9 @@ usage: python -m pagedjax.serve [--config=FILE] [--config.section.field=value ..
 
 Without arguments it serves SmolLM2-135M-Instruct on 127.0.0.1:8000. Keys for clients come from
 --config.server.api_key_file or from the environment variable PAGEDJAX_API_KEYS (separated by commas).
+
+With --config.snapshot.save_on_exit=FOLDER it leaves its prefix cache there when SIGTERM or Ctrl-C ends it; with
+--config.snapshot.load=FOLDER it starts with it.
 """
 
 from __future__ import annotations
@@ -29,10 +32,18 @@ def main(config: Config) -> int:
     auth.check_reachability(config.server, keys)
     bound = run.bind(config.server)
     print(f"pagedjax: loading {config.model.path!r}", flush=True)
-    from pagedjax.engine import AsyncEngine, build_engine  # a moment to import: the checks above answer at once
+    # A moment to import: the checks above answer at once.
+    from pagedjax.engine import AsyncEngine, build_engine
+    from pagedjax.engine.snapshot_files import check_target
 
+    if config.snapshot.save_on_exit:
+        check_target(config.snapshot.save_on_exit)
     engine = AsyncEngine(build_engine(config, interactive=True, progress=True))
-    return asyncio.run(_serve(engine, bound, config, keys))
+    status = asyncio.run(_serve(engine, bound, config, keys))
+    if config.snapshot.save_on_exit and status == 0:
+        engine.save(config.snapshot.save_on_exit)
+        print(f"pagedjax: the prefix cache is saved in {config.snapshot.save_on_exit}", flush=True)
+    return status
 
 
 async def _serve(engine: Any, bound: socket.socket, config: Config, keys: tuple[str, ...]) -> int:

@@ -134,7 +134,7 @@ def whole(llm: LLM) -> dict[str, float]:
 
         return run
 
-    for name in ("admit", "settle", "mixed", "decode"):
+    for name in ("admit", "settle", "mixed", "start_decode", "finish_decode"):
         setattr(runner, name, timed(getattr(runner, name)))
     rng = np.random.default_rng(0)
     half = _CONTEXT.value - _STEPS.value // 2

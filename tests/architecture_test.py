@@ -30,6 +30,7 @@ LAYERS = {
     "serve": 8,
     "generate": 8,
     "convert": 8,
+    "snapshot": 8,
     "bench": 8,
     "capacity": 8,
     "": 9,  # pagedjax itself: what users import

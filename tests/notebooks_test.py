@@ -10,7 +10,7 @@ import nbformat
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-NUM_FIGURES = {"1_page_table_tour": 15, "2_paged_attention_in_your_model": 4}
+NUM_FIGURES = {"1_page_table_tour": 15, "2_paged_attention_in_your_model": 4, "3_scheduling_policies": 1}
 CELL_TIMEOUT_S = 240  # a stuck cell, not a slow machine
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -36,7 +36,7 @@ def kernel_of_this_interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     return "python3"
 
 
-def test_both_are_there():
+def test_all_are_there():
     assert [path.stem for path in NOTEBOOKS] == list(NUM_FIGURES)
 
 

@@ -10,5 +10,6 @@ from pagedjax_kernels.cache import KVCache as KVCache
 from pagedjax_kernels.cache import init_cache as init_cache
 from pagedjax_kernels.cache import padded_head_dim as padded_head_dim
 from pagedjax_kernels.copy_pages import copy_pages as copy_pages
+from pagedjax_kernels.copy_pages import permute_pages as permute_pages
 from pagedjax_kernels.kv_update import kv_update as kv_update
 from pagedjax_kernels.paged_attention import paged_attention as paged_attention

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
+
+from pagedjax.engine.beams import BeamGroup, make_search
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.stops import TextStream
 from pagedjax.errors import InvalidRequestError
 from pagedjax.sampling import row_values
 from pagedjax.scheduler import Sequence
-from pagedjax.types import Request
+from pagedjax.types import MAX_LOGPROBS, Request, SamplingParams
 from pagedjax.weights import LoadedModel
 
 
@@ -48,13 +51,16 @@ def make_group(
         raise InvalidRequestError(
             "min_tokens", f"only {max_new} tokens fit after this prompt, got {sampling.min_tokens}"
         )
-    continuations = []
-    for index in range(sampling.n):
+    continuations: list[Continuation] = []
+    values_of = _beam_sampling if sampling.beam_width else lambda x: x
+    for index in range(sampling.beam_width or sampling.n):
         sequence = Sequence.start(
             request, index=index, rank=rank + index, max_total=len(request.prompt_ids) + max_new, namespace=namespace
         )
+        if continuations:
+            sequence.parent = continuations[0].sequence
         values = row_values(
-            sampling,
+            values_of(sampling),
             vocab_size=vocab_size,
             eos_token_ids=loaded.eos_token_ids,
             seed=seed,
@@ -62,4 +68,13 @@ def make_group(
         )
         text = TextStream(loaded.tokenizer, sampling, request.prompt_ids) if sampling.detokenize else None
         continuations.append(Continuation(sequence, values, text))
+    if sampling.beam_width:
+        return BeamGroup(request, continuations, search=make_search(request, tuple(loaded.eos_token_ids), max_new))
     return RequestGroup(request, continuations)
+
+
+def _beam_sampling(sampling: SamplingParams) -> SamplingParams:
+    """What the device does for a beam: report the likeliest tokens, end nothing."""
+    return dataclasses.replace(
+        sampling, beam_width=0, n=1, temperature=0.0, ignore_eos=True, logprobs=MAX_LOGPROBS, detokenize=False
+    )

@@ -30,6 +30,7 @@ class _Stream:
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = loop
+        self.opened = time.monotonic()
         self.queue: asyncio.Queue[RequestOutput | Exception] = asyncio.Queue()
 
     def put(self, item: RequestOutput | Exception) -> None:
@@ -55,6 +56,7 @@ class AsyncEngine:
         self.vocab_size: int = engine.vocab_size
         self.num_usable_pages: int = engine.num_usable_pages
         self.config: Config = engine.config
+        self.secret: bytes = engine.runner.secret()
         self._wake = threading.Condition()
         self._inbox: collections.deque[tuple[str, Any]] = collections.deque()
         self._streams: dict[str, _Stream] = {}
@@ -111,6 +113,17 @@ class AsyncEngine:
         """End a request; its stream closes with finish reason `abort`."""
         self._post("abort", request_id)
 
+    def save(self, folder: str) -> None:
+        """Write a snapshot of the prefix cache, after `shutdown`.
+
+        Raises:
+          EngineDeadError: the engine died of an error, or has not come to its end.
+          SnapshotError, OSError: see `Engine.save`.
+        """
+        if self._error is not None or self.is_alive:
+            raise EngineDeadError("only an engine that was shut down can be saved")
+        self._engine.save(folder)
+
     def stats(self) -> EngineStats:
         """The latest numbers; at most half a second old while busy."""
         return self._stats
@@ -163,7 +176,7 @@ class AsyncEngine:
 
     def _add(self, request: Request, stream: _Stream) -> None:
         try:
-            self._engine.add_request(request)
+            self._engine.add_request(request, arrived=stream.opened)
             self._streams[request.request_id] = stream
         except Exception as error:
             # A request that cannot even be looked at is that request's trouble, not everybody's.

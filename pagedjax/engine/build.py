@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from pathlib import Path
 
 import jax
 from flax import nnx
 
-from pagedjax.config import Config
+from pagedjax.config import Config, with_overrides
 from pagedjax.engine.engine import Engine
+from pagedjax.engine.snapshot import load_engine, saved_options
+from pagedjax.engine.snapshot_files import read_description
 from pagedjax.errors import ConfigError
+from pagedjax.policy import policy_named
 from pagedjax.runner import Runner, enable_compilation_cache, make_buckets, sizing
 from pagedjax.weights import LoadedModel, load_model
 
@@ -29,15 +33,66 @@ def build_engine(
       interactive: for a server, see `Engine`.
       progress: show bars.
 
+    Where config.snapshot.load names a snapshot, the engine starts with its prefix cache.
+
     Raises:
-      ConfigError, ModelLoadError: with what to do about it.
+      ConfigError, ModelLoadError, SnapshotError: with what to do about it.
     """
+    policy_named(config.scheduler.policy)  # a wrong name is found before minutes of loading
     enable_compilation_cache(config.runner.compilation_cache)
+    snapshot = _snapshot_of(config)
+    if snapshot is not None and not config.cache.num_pages:
+        config = with_overrides(config, {"cache.num_pages": saved_options(snapshot)["cache.num_pages"]})
     if loaded is None:
         loaded = load_model(config.model.path, sizing.model_dtype(config))
     if config.model.chat_template:
         loaded = with_chat_template(loaded, config.model.chat_template)
-    return from_loaded(loaded, config, interactive=interactive, progress=progress)
+    engine = from_loaded(loaded, config, interactive=interactive, progress=progress)
+    if snapshot is not None:
+        load_engine(engine, snapshot, keep_requests=False)
+        logger.info("%s: prefix cache of %d pages", snapshot, engine.stats().pages_cached)
+    return engine
+
+
+def _snapshot_of(config: Config) -> Path | None:
+    """The folder to start from; a server that saves on exit has none the first time."""
+    if not config.snapshot.load:
+        return None
+    folder = Path(config.snapshot.load).expanduser()
+    if not folder.exists():
+        logger.warning("config.snapshot.load: %s does not exist; starting with an empty cache", folder)
+        return None
+    return folder
+
+
+def restore_engine(
+    folder: str | os.PathLike[str],
+    source: LoadedModel | Config,
+    *,
+    interactive: bool = False,
+    progress: bool = True,
+) -> Engine:
+    """An engine that goes on where a snapshot was taken, requests in flight included: the same tokens follow.
+
+    Args:
+      folder: written by `save_engine`.
+      source: the model, then the configuration is the snapshot's; or a configuration, whose model is loaded.
+
+    Raises:
+      ConfigError, ModelLoadError: as `build_engine`.
+      SnapshotError: the snapshot is damaged, or of another model or shape.
+    """
+    saved = saved_options(folder)
+    hash_bits = read_description(folder)["shape"]["hash_bits"]
+    if isinstance(source, Config):
+        num_pages = source.cache.num_pages or saved["cache.num_pages"]
+        config = with_overrides(source, {"cache.num_pages": num_pages, "snapshot.load": ""})
+        engine = build_engine(config, interactive=interactive, progress=progress)
+    else:
+        config = with_overrides(Config(), saved)
+        engine = from_loaded(source, config, interactive=interactive, progress=progress, hash_bits=hash_bits)
+    load_engine(engine, folder)
+    return engine
 
 
 def with_chat_template(loaded: LoadedModel, path: str) -> LoadedModel:
@@ -56,6 +111,11 @@ def from_loaded(
 ) -> Engine:
     """An engine around a model in memory. `hash_bits` is for tests: a short prefix hash forces collisions."""
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(nnx.state(loaded.model)))
+    if config.cache.host_pages and any(loaded.spec.groups.windows):
+        raise ConfigError(
+            f"config.cache.host_pages: must be 0 for a model with sliding windows, whose pages cannot go to host memory "
+            f"yet; got {config.cache.host_pages}"
+        )
     longest = sizing.max_model_len(config, loaded.spec)
     num_pages = sizing.num_pages(config, loaded.spec, weight_bytes, longest)
     runner = Runner(
@@ -71,6 +131,7 @@ def from_loaded(
         backend=config.runner.attention_backend,
         secret=(secrets.randbits(32), secrets.randbits(32)),
         hash_bits=hash_bits,
+        swaps=config.cache.host_pages > 0,
     )
     memory = {name: f"{size / 2**20:.0f} MiB" for name, size in runner.memory().items()}
     logger.info(

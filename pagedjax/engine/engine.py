@@ -6,6 +6,7 @@ generated, gives pages back, preempts where they run out, and re-enters. Synchro
 
 from __future__ import annotations
 
+import os
 import secrets
 import time
 from collections.abc import Sequence as Seq
@@ -15,15 +16,21 @@ import numpy as np
 
 from pagedjax.config import Config
 from pagedjax.engine.admission import make_group
+from pagedjax.engine.beams import BeamGroup, advance_beams, check_beams_fit
+from pagedjax.engine.choices import Choices
+from pagedjax.engine.forks import branch, fork_continuations, fork_running
 from pagedjax.engine.group import Continuation, RequestGroup
+from pagedjax.engine.host_tier import HostTier
 from pagedjax.engine.namespaces import Namespaces
+from pagedjax.engine.prompt_scores import score_prompts
 from pagedjax.engine.stats import Counters, EngineStats
+from pagedjax.engine.take import take_result
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
-from pagedjax.policy import POLICIES
-from pagedjax.runner import LaneResult, NewRow, RowStatus, Runner, Settlement, Trap
+from pagedjax.policy import policy_named
+from pagedjax.runner import Flight, ForkedRow, LaneResult, NewRow, Runner, Settlement, Trap
 from pagedjax.sampling import uses_counts
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
-from pagedjax.types import FinishReason, Request, RequestOutput
+from pagedjax.types import FinishReason, Request, RequestOutput, SamplingParams
 from pagedjax.weights import LoadedModel
 
 ADMIT_AT_ONCE = 8
@@ -48,29 +55,57 @@ class Engine:
         self.max_model_len = runner.max_len
         self.vocab_size = loaded.spec.vocab_size
         self.num_usable_pages = runner.num_usable_pages
-        self.counters = Counters()
+        self.counters, self.choices = Counters(), Choices()
+        self._tier = HostTier(config, runner, self.counters, self.choices)
         self._scheduler = Scheduler(
             config.scheduler,
             page_size=runner.page_size,
-            policy=POLICIES[config.scheduler.policy],
+            policy=policy_named(config.scheduler.policy),
             prefix_caching=config.cache.prefix_caching,
+            num_pages=runner.num_usable_pages,
+            windows=runner.windows,
         )
+        windows = [window for window in runner.windows if window]
+        self._publish_every = max(runner.page_size, min(windows) // 2) if windows else None
+        self._most_steps = runner.buffer_steps
+        if self._publish_every and config.cache.prefix_caching:
+            # Two loops in flight must not carry a window past what was published last.
+            self._most_steps = max(1, (self._publish_every - runner.page_size) // 2)
         self._groups: dict[str, RequestGroup] = {}
+        self._deadlines: dict[str, float] = {}
         self._continuations: dict[Sequence, Continuation] = {}
         self._namespaces = Namespaces()
         self._rank = 0
         self._seeds = np.random.default_rng(config.seed or secrets.randbits(64))
         self._warm_compilations = runner.compilations.count
         self._steps_since_check = 0
+        self._flight: tuple[list[Sequence], Flight] | None = None
 
     # Requests
 
     def check_request(self, request: Request) -> None:
         """Raises InvalidRequestError where the request could never be served; changes nothing."""
-        make_group(request, self.loaded, max_model_len=self.max_model_len, rank=0, namespace=0, seed=0)
+        self._make_group(request, namespace=0, seed=0)
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request.
+    def _make_group(self, request: Request, *, namespace: int, seed: int) -> RequestGroup:
+        group = make_group(
+            request,
+            self.loaded,
+            max_model_len=self.max_model_len,
+            rank=self._rank,
+            namespace=namespace,
+            seed=seed,
+        )
+        check_beams_fit(
+            group,
+            max_num_seqs=self.config.scheduler.max_num_seqs,
+            num_pages=self.num_usable_pages,
+            page_size=self.runner.page_size,
+        )
+        return group
+
+    def add_request(self, request: Request, *, arrived: float | None = None) -> None:
+        """Queue a request. `arrived`: when it came, on the clock of `time.monotonic`, if that was before this call.
 
         Raises:
           InvalidRequestError: it cannot be served as it stands, or never could with this pool.
@@ -80,31 +115,68 @@ class Engine:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         if len(self._scheduler.waiting) >= self.config.scheduler.max_waiting:
             raise QueueFullError(f"{self.config.scheduler.max_waiting} requests wait already; try again later")
-        group = make_group(
-            request,
-            self.loaded,
-            max_model_len=self.max_model_len,
-            rank=self._rank,
-            namespace=self._namespaces.of(request.cache_salt),
-            seed=int(self._seeds.integers(2**63)),
+        group = self._make_group(
+            request, namespace=self._namespaces.of(request.cache_salt), seed=int(self._seeds.integers(2**63))
         )
-        self._rank += request.sampling.n
+        self._queue(group, self._scheduler.clock() if arrived is None else arrived)
+        self.counters.prompt_tokens += len(request.prompt_ids)
+
+    def _queue(self, group: RequestGroup, arrived: float) -> None:
+        request = group.request
+        self._rank += len(group.continuations)
         self._groups[request.request_id] = group
+        if request.deadline is not None:
+            self._deadlines[request.request_id] = arrived + request.deadline
         for continuation in group.continuations:
             self._continuations[continuation.sequence] = continuation
+            continuation.sequence.arrived = arrived
             self._scheduler.add(continuation.sequence)
-        self.counters.prompt_tokens += len(request.prompt_ids)
+
+    def fork(self, request_id: str, new_id: str, sampling: SamplingParams | None = None, *, index: int = 0) -> Request:
+        """Branch a request in flight off: the new one's prompt is all that continuation `index` of it knows by now.
+
+        Between two steps nothing is computed or copied for it: it shares every page, and the first of the two to write
+        into the last, unfilled one gets a copy of that page. A source that waits (or no room) means that the new request
+        waits too, and finds the pages through the prefix cache.
+
+        Args:
+          request_id: the request to branch off; it goes on undisturbed.
+          new_id: unique among the requests in flight.
+          sampling: how the branch goes on, n = 1; by default as the source, with a new seed if that has none. A deadline
+            counts from now.
+
+        Returns:
+          The new request; its prompt is what the source knew.
+
+        Raises:
+          InvalidRequestError: no such request or continuation, it has ended, or what `add_request` raises.
+        """
+        self._land_all()
+        source, request = branch(self._groups.get(request_id), request_id, new_id, sampling, index)
+        self.add_request(request)
+        continuation = self._groups[new_id].continuations[0]
+        row = fork_running(continuation, source, self._scheduler, self.runner.num_unowned)
+        if row is not None:
+            self.runner.fork([row])
+            self.counters.forks += 1
+            self._note_hit(continuation.sequence, continuation.sequence.num_computed)
+        return request
 
     def abort(self, request_id: str) -> None:
         """End a request now and give its pages back. Unknown ids (it just finished) are fine."""
         group = self._groups.get(request_id)
-        if group is None:
-            return
-        ended = [c for c in group.continuations if c.finish_reason is None]
-        for continuation in ended:
-            continuation.finish_reason = FinishReason.ABORT
-        self._settle_ended(ended)
-        self._forget(group)
+        if group is not None:
+            self._settle_ended(group.end(FinishReason.ABORT))
+            self._forget(group)
+
+    def _end_overdue(self) -> None:
+        """End requests whose deadline has passed: nobody waits for the rest of them."""
+        now = self._scheduler.clock()
+        overdue = [self._groups[request_id] for request_id, at in self._deadlines.items() if at <= now]
+        if overdue:
+            self._land_all()  # what they have generated by now is theirs
+        for group in overdue:
+            self._settle_ended(group.end(FinishReason.DEADLINE))
 
     def has_unfinished(self) -> bool:
         return bool(self._groups)
@@ -122,16 +194,22 @@ class Engine:
     # One turn
 
     def step(self) -> list[RequestOutput]:
-        """Admit, run one dispatch, and report what is new of each request (deltas)."""
-        self._admit()
-        plan = self._scheduler.plan()
-        if plan is not None:
-            self.counters.dispatches += 1
-            if plan.is_decode:
-                self._decode(plan)
-            else:
-                self._mixed(plan)
-            self._debug_check()
+        """Admit, run one dispatch, and report what is new of each request (deltas).
+
+        While nobody waits, the next decode loop is started before the last one is read, so that the device works while
+        the host looks at text; then a turn reads the loop that the turn before started.
+        """
+        self._end_overdue()
+        if self._flight is None:
+            self._admit()
+            self._tier.spill()
+            self._dispatch()
+        else:
+            self._land(overlap=True)
+            self._tier.spill_behind()
+        if self._flight is None:
+            self._tier.collect()
+        self._debug_check()
         outputs = [out for group in self._groups.values() if (out := group.drain()) is not None]
         for out in outputs:
             if out.finished:
@@ -143,14 +221,23 @@ class Engine:
         while chosen := self._scheduler.candidates(self.runner.num_unowned, ADMIT_AT_ONCE):
             hits = self.runner.admit([self._new_row(sequence, row) for sequence, row in chosen])
             refused: list[Settlement] = []
+            accepted: list[tuple[Sequence, int]] = []
             for (sequence, row), hit in zip(chosen, hits, strict=True):
                 if not refused and self._scheduler.accept(sequence, row, hit, self.runner.num_unowned):
-                    self._note_hit(sequence, hit)
+                    accepted.append((sequence, hit))
                 else:
                     refused.append(Settlement(row, length=0, namespace=0, release=True))
             if refused:
                 self.runner.settle(refused)
+            self._restore(accepted)
+            if refused:
                 return
+
+    def _restore(self, accepted: list[tuple[Sequence, int]]) -> None:
+        """Go on in the host tier where the hits of new rows end. What it had can be shared again."""
+        for sequence, hit in accepted:
+            self._note_hit(sequence, hit + self._tier.restore(sequence))
+        self._publish([sequence for sequence, hit in accepted if sequence.num_computed > hit])
 
     def _new_row(self, sequence: Sequence, row: int) -> NewRow:
         caching = self.config.cache.prefix_caching
@@ -175,116 +262,180 @@ class Engine:
 
     # Dispatches
 
+    def _dispatch(self) -> None:
+        plan = self._scheduler.plan()
+        if plan is None:
+            if self._scheduler.running:
+                # Beams wait for others that find no room: the last search gives its rows back.
+                self._preempt()
+        elif plan.is_decode:
+            self._start_decode([s for s, _ in plan.lanes])
+            self._land(overlap=True)
+        else:
+            self.counters.dispatches += 1
+            self._mixed(plan)
+
     def _mixed(self, plan: Plan) -> None:
         """One step of chunks and decodes; preempts first where its pages are not there."""
         lanes = list(plan.lanes)
         while self._scheduler.pages_needed(lanes) > self.runner.num_unowned:
-            victim = self._preempt()
-            lanes = [(s, q) for s, q in lanes if s is not victim]
+            victims = self._preempt()
+            lanes = [(s, q) for s, q in lanes if s not in victims]
         if not lanes:
             return
         results, hidden = self.runner.mixed([(_row(s), q) for s, q in lanes])
         self.counters.steps += 1
-        self._score_prompts(lanes, hidden)
+        score_prompts(self.runner, self._groups, lanes, results, hidden)
         for (sequence, q_len), result in zip(lanes, results, strict=True):
             if result.ok:
                 sequence.num_computed += q_len
                 self._take(sequence, result)
-        self._after_dispatch([s for s, _ in lanes])
+        forked = self._fork_continuations(lanes, results, hidden)
+        self._after_dispatch([s for s, _ in lanes] + forked)
         if not all(result.ok for result in results):
             self._preempt()
 
-    def _decode(self, plan: Plan) -> None:
-        """Decode on the device until a trap, and handle it."""
-        sequences = [s for s, _ in plan.lanes]
-        trap, results = self.runner.decode(
-            [_row(s) for s in sequences],
-            [self._budget(s) for s in sequences],
-            max_steps=self._max_steps(len(sequences)),
-            leave_on_finish=bool(self._scheduler.waiting),
+    def _fork_continuations(
+        self, lanes: list[tuple[Sequence, int]], results: list[LaneResult], hidden: jax.Array
+    ) -> list[Sequence]:
+        """Start the other continuations of requests whose prompt this step completed."""
+        forked: list[tuple[Continuation, ForkedRow]] = []
+        end = 0
+        for (sequence, q_len), result in zip(lanes, results, strict=True):
+            end += q_len if result.ok else 0
+            first = sequence.num_generated == 1 and len(result.samples.tokens) == 1
+            if first and sequence.parent is None and sequence.request.sampling.n > 1:
+                group = self._groups[sequence.request.request_id]
+                forked += fork_continuations(group, self._scheduler, self.runner.num_unowned, end - 1)
+        if not forked:
+            return []
+        for (continuation, _), result in zip(forked, self.runner.fork([row for _, row in forked], hidden), strict=True):
+            self.counters.forks += 1
+            self._take(continuation.sequence, result)
+        return [continuation.sequence for continuation, _ in forked]
+
+    def _start_decode(self, sequences: list[Sequence]) -> None:
+        """Decode on the device until a trap; `_land` handles it."""
+        self.counters.dispatches += 1
+        self._flight = (
+            sequences,
+            self.runner.start_decode(
+                [_row(s) for s in sequences],
+                [self._budget(s) for s in sequences],
+                max_steps=self._max_steps(len(sequences)),
+                leave_on_finish=bool(self._scheduler.waiting),
+            ),
         )
+
+    def _land(self, *, overlap: bool) -> None:
+        """Read the decode loop in flight and handle its trap."""
+        assert self._flight is not None
+        (sequences, flight), self._flight = self._flight, None
+        if overlap and self._may_overlap(sequences, flight):
+            self._start_decode([s for s in sequences if s.phase is Phase.DECODE])
+        trap, results = self.runner.finish_decode(flight)
         self.counters.steps += max(len(result.samples.tokens) for result in results)
-        for sequence, result in zip(sequences, results, strict=True):
+        # What ended or lost its row since the loop was started ran on for nothing.
+        lanes = [(s, r) for s, r in zip(sequences, results, strict=True) if s.row == r.row and s.phase is Phase.DECODE]
+        for sequence, result in lanes:
             sequence.num_computed += len(result.samples.tokens)
             self._take(sequence, result)
-        self._after_dispatch(sequences)
-        # Ending sequences may have given back what the fault was about; the next step finds out.
-        if trap is Trap.FAULT and not self._has_room():
-            self._preempt()
+        self._after_dispatch([s for s, _ in lanes])
+        if trap is Trap.FAULT and self._flight is not None:
+            self._land(overlap=False)  # it met the same fault at once
+        elif trap is Trap.FAULT and self._scheduler.running:
+            # Pages given back meanwhile may be what the fault was about; then the next loop finds out.
+            stuck = self.runner.is_latest(flight) and not any(len(result.samples.tokens) for result in results)
+            if stuck or not self._has_room():
+                self._preempt()
+
+    def _may_overlap(self, sequences: list[Sequence], flight: Flight) -> bool:
+        """Whether the next loop may start before this one is read: nobody waits for its end, and it leaves work."""
+        if not self.config.runner.overlap or self._scheduler.waiting or len(sequences) < len(self._scheduler.running):
+            return False
+        going = [s for s in sequences if s.phase is Phase.DECODE]
+        if any(s.request.sampling.beam_width for s in going):
+            return False
+        return any(s.max_total - s.num_tokens > flight.max_steps for s in going)
+
+    def _land_all(self) -> None:
+        """Bring what the host knows up to what the device has done."""
+        if self._flight is not None:
+            self._land(overlap=False)
 
     def _budget(self, sequence: Sequence) -> int:
+        if sequence.request.sampling.beam_width:
+            return 1
         limit = self.config.runner.stop_string_budget if sequence.request.sampling.stop else self.runner.buffer_steps
         return min(limit, self.runner.buffer_steps)
 
     def _max_steps(self, num_rows: int) -> int:
         seconds = self.config.runner.slice_ms / 1e3 if self.interactive else OFFLINE_SLICE_SECONDS
-        return self.runner.steps_within(num_rows, seconds)
+        # What arrives may have to wait for two loops then.
+        overlaps = self.config.runner.overlap and not self._scheduler.waiting
+        seconds = seconds / 2 if overlaps else seconds
+        if self._deadlines:
+            seconds = min(seconds, min(self._deadlines.values()) - self._scheduler.clock())
+        return self.choices.make("max_steps", min(self.runner.steps_within(num_rows, seconds), self._most_steps))
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
         return self._scheduler.pages_needed(lanes) <= self.runner.num_unowned
 
-    def _preempt(self) -> Sequence:
-        """Take the row of the last in policy order; what it computed stays in the prefix cache until the pages are needed."""
+    def _preempt(self) -> list[Sequence]:
+        """Take the row of the last in policy order, of all its beams where it is one. What it computed goes to the host, if
+        that is cheaper than computing it again, and stays in the prefix cache until the pages are needed. Returns what lost
+        its row."""
         victim = self._scheduler.victim()
-        self.runner.settle([self._settlement(victim)])
-        self._scheduler.preempt(victim)
-        self.counters.preemptions += 1
-        return victim
+        group = self._groups[victim.request.request_id]
+        victims = [victim]
+        if isinstance(group, BeamGroup):
+            victims = [s for s in group.beams if s.row is not None]
+            group.displace()
+        for sequence in victims:
+            self._tier.save(sequence)
+        self._settle(victims, release=True)
+        self._scheduler.preempt(victims)
+        self.counters.preemptions += len(victims)
+        return victims
 
     # After a dispatch
 
     def _take(self, sequence: Sequence, result: LaneResult) -> None:
-        """Append a lane's new tokens to its sequence and its text; decide whether it ended."""
-        ids = result.samples.tokens.tolist()
-        continuation = self._continuations[sequence]
-        if ids:
-            before = sequence.num_tokens
-            sequence.append(ids)
-            kept, stop_reason = self._extend_text(continuation, ids, result.status)
-            if stop_reason is not None:
-                ids = ids[:kept]
-                sequence.cut(before + kept)
-                continuation.finish_reason, continuation.stop_reason = FinishReason.STOP, stop_reason
-            elif result.status is RowStatus.STOPPED:
-                continuation.finish_reason = FinishReason.STOP
-                if ids[-1] in sequence.request.sampling.stop_token_ids:
-                    continuation.stop_reason = ids[-1]
-            elif result.status is RowStatus.FULL:
-                continuation.finish_reason = FinishReason.LENGTH
-            continuation.take(ids, result.samples)
-            self.counters.generation_tokens += len(ids)
-            if continuation.finish_reason is not None and continuation.text is not None and stop_reason is None:
-                continuation.new_text += continuation.text.finish()
-        sequence.update_phase()
-
-    def _extend_text(
-        self, continuation: Continuation, ids: list[int], status: RowStatus
-    ) -> tuple[int, str | int | None]:
-        """(tokens kept, stop reason): a stop string in the text cuts what came after it."""
-        if continuation.text is None:
-            return len(ids), None
-        sampling = continuation.sequence.request.sampling
-        # The id that ended the sequence is reported, but is no part of its text.
-        hides_last = status is RowStatus.STOPPED and not sampling.include_stop_str_in_output
-        delta = continuation.text.append(ids[:-1] if hides_last else ids)
-        continuation.new_text += delta.text
-        return delta.num_tokens_kept, delta.stop_reason
+        group = self._groups[sequence.request.request_id]
+        if isinstance(group, BeamGroup) and len(result.samples.tokens):
+            group.take(sequence, result.samples)
+            return
+        self.counters.generation_tokens += take_result(self._continuations[sequence], result)
 
     def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
-        """Publish prompts that are complete now, and let go of what ended."""
-        ended, publish = [], []
+        """Publish what is due, and let go of what ended."""
+        ended, publish = advance_beams(self._groups.values(), self._scheduler, self.runner, self.counters), []
         for sequence in sequences:
             continuation = self._continuations[sequence]
             if continuation.finish_reason is not None:
-                ended.append(continuation)
-            elif sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
+                if continuation not in ended:
+                    ended.append(continuation)
+            elif self._is_due(sequence):
                 publish.append(sequence)
-        if publish and self.config.cache.prefix_caching:
-            self.runner.settle([self._settlement(s, release=False) for s in publish])
-        for sequence in publish:
-            sequence.num_published = self._full_pages(sequence.num_computed)
+        self._publish(publish)
         self._settle_ended(ended)
+
+    def _publish(self, sequences: list[Sequence]) -> None:
+        """Enter the full pages of running sequences into the prefix index; give back what is behind their windows."""
+        if sequences and (self.config.cache.prefix_caching or self._publish_every):
+            self._settle(sequences, release=False)
+        for sequence in sequences:
+            sequence.num_published = self._full_pages(sequence.num_computed)
+
+    def _is_due(self, sequence: Sequence) -> bool:
+        """Whether a sequence that goes on should be settled: its prompt is complete, or pages may fall out of a window
+        that are not published yet. After a chunk this also gives back what is behind the window by now."""
+        if sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
+            return True
+        if self._publish_every is None:
+            return False
+        return sequence.phase is Phase.PREFILL or sequence.num_computed - sequence.num_published >= self._publish_every
 
     def _full_pages(self, num_tokens: int) -> int:
         """Tokens in the full pages of num_tokens."""
@@ -292,38 +443,29 @@ class Engine:
 
     def _settle_ended(self, ended: list[Continuation]) -> None:
         """Publish and release the rows of ended sequences, and drop them from the queues."""
-        rows = [self._settlement(c.sequence) for c in ended if c.sequence.row is not None]
-        if rows:
-            self.runner.settle(rows)
+        self._settle([c.sequence for c in ended if c.sequence.row is not None], release=True)
         for continuation in ended:
             sequence = continuation.sequence
+            self._tier.forget(sequence)
             self._scheduler.remove(sequence)
             sequence.phase, sequence.row = Phase.ENDED, None
             assert continuation.finish_reason is not None
-            self.counters.finished[continuation.finish_reason] += 1
+            self.counters.requests_finished[continuation.finish_reason] += 1
 
-    def _settlement(self, sequence: Sequence, *, release: bool = True) -> Settlement:
-        length = sequence.num_computed if self.config.cache.prefix_caching else 0
-        return Settlement(_row(sequence), length=length, namespace=sequence.namespace, release=release)
-
-    def _score_prompts(self, lanes: list[tuple[Sequence, int]], hidden: jax.Array) -> None:
-        """Log-probabilities of prompt tokens in this step's chunks, for requests that want them."""
-        offset = 0
-        for sequence, q_len in lanes:
-            group = self._groups[sequence.request.request_id]
-            start, length = sequence.num_computed, sequence.prompt_len
-            if sequence.index == 0 and group.request.sampling.prompt_logprobs is not None and start < length:
-                following = sequence.token_ids[start + 1 : min(start + q_len + 1, length)]
-                next_ids = np.concatenate([np.zeros(offset, np.int32), following])
-                out = self.runner.score(hidden, next_ids)
-                out = type(out)(*(field[offset:] for field in out))
-                group.take_prompt_logprobs(start, out, following)
-            offset += q_len
+    def _settle(self, sequences: list[Sequence], *, release: bool) -> None:
+        """Publish what these running sequences computed, and release their rows or leave them."""
+        caching = self.config.cache.prefix_caching
+        rows = [
+            Settlement(_row(s), length=s.num_computed if caching else 0, namespace=s.namespace, release=release)
+            for s in sequences
+        ]
+        self._tier.note_published(sequences, self.runner.settle(rows))
 
     def _forget(self, group: RequestGroup) -> None:
         for continuation in group.continuations:
             del self._continuations[continuation.sequence]
         del self._groups[group.request.request_id]
+        self._deadlines.pop(group.request.request_id, None)
 
     def _debug_check(self) -> None:
         """Look at the page invariants every `runner.check_every` dispatches."""
@@ -345,7 +487,27 @@ class Engine:
             num_running=len(self._scheduler.running),
             num_waiting=len(self._scheduler.waiting),
             compilations=self.runner.compilations.count - self._warm_compilations,
+            host_pages=(self._tier.num_used, self._tier.num_pages),
         )
+
+    def compact(self) -> tuple[float, float]:
+        """Move pages so that the pages of each running sequence adjoin; no output changes. Between two steps.
+
+        Takes as long as copying the pages that move, and compiles a program the first time. No attention backend here gains
+        by it yet (`scripts/bench_layout.py`), so nothing calls it by itself.
+
+        Returns:
+          Contiguity before and after: share of the steps from page to page within a sequence that lead to the adjoining one.
+        """
+        self._land_all()
+        self._tier.forget_numbers()
+        return self.runner.compact()
+
+    def save(self, folder: str | os.PathLike[str]) -> None:
+        """Write a snapshot, from which `restore_engine` goes on; see `pagedjax.engine.snapshot.save_engine`."""
+        from pagedjax.engine.snapshot import save_engine  # it is built around this module
+
+        save_engine(self, folder)
 
     def warm_up(self, *, progress: bool = True) -> None:
         """Compile every program; compilations are counted from here on."""

@@ -65,6 +65,15 @@ class RequestGroup:
     def finished(self) -> bool:
         return all(c.finish_reason is not None for c in self.continuations)
 
+    def end(self, reason: FinishReason) -> list[Continuation]:
+        """End the continuations that have not ended, keeping what they have generated; returns them."""
+        ended = [c for c in self.continuations if c.finish_reason is None]
+        for continuation in ended:
+            continuation.finish_reason = reason
+            if continuation.text is not None:
+                continuation.new_text += continuation.text.finish()
+        return ended
+
     def take_prompt_logprobs(self, start: int, out: LogprobsOutput, next_ids: np.ndarray) -> None:
         """Log-probabilities of prompt tokens start + 1 and on; what is known already (after a preemption) is skipped."""
         num = self.request.sampling.prompt_logprobs

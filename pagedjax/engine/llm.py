@@ -65,6 +65,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Continue prompts; results come in their order.
@@ -73,12 +76,21 @@ class LLM:
           prompts: a text, a list of token ids, or a list of either.
           sampling_params: one for all, or one a prompt. None: the defaults of SamplingParams.
           cache_salt: prefix-cache namespace.
+          priority, tenant, deadline: see `Request`; a prompt's deadline counts from when it is queued.
           progress: overrides the constructor's.
 
         Raises:
           InvalidRequestError: before anything is generated, if any prompt or parameter cannot be served.
         """
-        return self._run([self._encode(p) for p in _as_list(prompts)], sampling_params, cache_salt, progress)
+        return self._run(
+            [self._encode(p) for p in _as_list(prompts)],
+            sampling_params,
+            progress,
+            cache_salt=cache_salt,
+            priority=priority,
+            tenant=tenant,
+            deadline=deadline,
+        )
 
     def chat(
         self,
@@ -86,6 +98,9 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         *,
         cache_salt: str = "",
+        priority: int = 0,
+        tenant: str = "",
+        deadline: float | None = None,
         progress: bool | None = None,
     ) -> list[RequestOutput]:
         """Answer one conversation (a list of {"role", "content"}) or a list of them, through the model's chat template."""
@@ -95,7 +110,47 @@ class LLM:
         encoded: list[tuple[str | None, tuple[int, ...]]] = [
             (None, tuple(self.engine.loaded.encode_chat(list(m)))) for m in many
         ]
-        return self._run(encoded, sampling_params, cache_salt, progress)
+        return self._run(
+            encoded,
+            sampling_params,
+            progress,
+            cache_salt=cache_salt,
+            priority=priority,
+            tenant=tenant,
+            deadline=deadline,
+        )
+
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        beam_width: int = 4,
+        *,
+        n: int | None = None,
+        max_tokens: int | None = 16,
+        length_penalty: float = 1.0,
+        early_stopping: bool | str = False,
+        ignore_eos: bool = False,
+        detokenize: bool = True,
+        cache_salt: str = "",
+        progress: bool | None = None,
+    ) -> list[RequestOutput]:
+        """The n most likely continuations that a beam search finds, best first; `cumulative_logprob` says how likely.
+
+        Beams share the pages of what they have in common. See SamplingParams for the meaning of the arguments.
+
+        Args:
+          n: hypotheses to return, by default all beam_width.
+        """
+        sampling = SamplingParams(
+            n=beam_width if n is None else n,
+            beam_width=beam_width,
+            max_tokens=max_tokens,
+            length_penalty=length_penalty,
+            early_stopping=early_stopping,
+            ignore_eos=ignore_eos,
+            detokenize=detokenize,
+        )
+        return self.generate(prompts, sampling, cache_salt=cache_salt, progress=progress)
 
     def _encode(self, prompt: Prompt) -> tuple[str | None, tuple[int, ...]]:
         if isinstance(prompt, str):
@@ -106,8 +161,8 @@ class LLM:
         self,
         prompts: list[tuple[str | None, tuple[int, ...]]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None,
-        cache_salt: str,
         progress: bool | None,
+        **fields: Any,
     ) -> list[RequestOutput]:
         if sampling_params is None or isinstance(sampling_params, SamplingParams):
             sampling_params = [sampling_params or SamplingParams()] * len(prompts)
@@ -120,7 +175,7 @@ class LLM:
         with self._lock:
             requests = []
             for (text, ids), sampling in zip(prompts, sampling_params, strict=True):
-                requests.append(Request(f"llm-{self._next_id}", ids, sampling, cache_salt=cache_salt, prompt=text))
+                requests.append(Request(f"llm-{self._next_id}", ids, sampling, prompt=text, **fields))
                 self._next_id += 1
             for request in requests:
                 self.engine.check_request(request)
@@ -135,8 +190,8 @@ class LLM:
         try:
             with interrupts_held_back() as interrupted:
                 while pending or self.engine.has_unfinished():
-                    while pending and self.engine.num_waiting + pending[-1].sampling.n <= max(
-                        room, pending[-1].sampling.n
+                    while pending and self.engine.num_waiting + pending[-1].sampling.num_sequences <= max(
+                        room, pending[-1].sampling.num_sequences
                     ):
                         self.engine.add_request(pending[-1])
                         added.append(pending.pop().request_id)
@@ -211,3 +266,4 @@ def _extend(whole: CompletionOutput, delta: CompletionOutput) -> None:
     if delta.logprobs is not None:
         whole.logprobs = (whole.logprobs or []) + delta.logprobs
     whole.finish_reason, whole.stop_reason = delta.finish_reason, delta.stop_reason
+    whole.cumulative_logprob = delta.cumulative_logprob

@@ -1,4 +1,4 @@
-"""The Llama family's parameters: shapes, axes, and where they come from in a Hugging Face checkpoint."""
+"""The parameters of the Llama family and Gemma 3: shapes, axes, and where they come from in a Hugging Face checkpoint."""
 
 from __future__ import annotations
 
@@ -43,6 +43,9 @@ def layer_parameters(spec: ModelSpec) -> dict[str, Parameter]:
     if spec.mlp_bias:
         table["gate_up_bias"] = Parameter((layers, 2, f), ("layer", None, "mlp"))
         table["down_bias"] = Parameter((layers, d), ("layer", None))
+    if spec.norms_around:
+        table["post_attention_norm"] = Parameter((layers, d), ("layer", None))
+        table["post_mlp_norm"] = Parameter((layers, d), ("layer", None))
     if spec.qk_norm:
         table["q_norm"] = Parameter((layers, dim), ("layer", None))
         table["k_norm"] = Parameter((layers, dim), ("layer", None))
@@ -62,12 +65,12 @@ def outer_parameters(spec: ModelSpec, num_vocab_rows: int | None = None) -> dict
 
 
 def random_parameters(spec: ModelSpec, dtype: Any, key: jax.Array) -> tuple[dict[str, jax.Array], dict[str, jax.Array]]:
-    """(outer, layers) with normal kernels of variance 1 / fan-in, small biases, norms around one."""
+    """(outer, layers) with normal kernels of variance 1 / fan-in, small biases, norms that multiply by about one."""
 
     def draw(key: jax.Array, name: str, parameter: Parameter) -> jax.Array:
         x = jax.random.normal(key, parameter.shape, jnp.float32)
         if name.endswith("norm"):
-            return (1 + 0.1 * x).astype(dtype)
+            return (0.1 * x + (0 if spec.norms_around else 1)).astype(dtype)
         if name.endswith("bias"):
             return (0.1 * x).astype(dtype)
         if name in ("embedding", "head"):
@@ -180,7 +183,15 @@ _READERS: dict[str, Callable[[ModelSpec, _Checkpoint, str], np.ndarray]] = {
     "out_bias": lambda spec, source, layer: source.get(f"{layer}self_attn.o_proj.bias", spec.hidden_size),
     "q_norm": lambda spec, source, layer: source.get(f"{layer}self_attn.q_norm.weight", spec.head_dim),
     "k_norm": lambda spec, source, layer: source.get(f"{layer}self_attn.k_norm.weight", spec.head_dim),
-    "mlp_norm": lambda spec, source, layer: source.get(f"{layer}post_attention_layernorm.weight", spec.hidden_size),
+    "mlp_norm": lambda spec, source, layer: source.get(
+        f"{layer}{'pre_feedforward' if spec.norms_around else 'post_attention'}_layernorm.weight", spec.hidden_size
+    ),
+    "post_attention_norm": lambda spec, source, layer: source.get(
+        f"{layer}post_attention_layernorm.weight", spec.hidden_size
+    ),
+    "post_mlp_norm": lambda spec, source, layer: source.get(
+        f"{layer}post_feedforward_layernorm.weight", spec.hidden_size
+    ),
     "gate_up": _gate_up,
     "gate_up_bias": _gate_up_bias,
     "down": lambda spec, source, layer: (

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pagedjax.errors import ModelLoadError
+from pagedjax.models.gemma import Gemma3
 from pagedjax.models.llama import Llama
 from pagedjax.models.spec import ARCHITECTURES
 
-_MODELS: dict[str, type[Llama]] = dict.fromkeys(ARCHITECTURES, Llama)
+_MODELS: dict[str, type[Llama]] = {**dict.fromkeys(ARCHITECTURES, Llama), "Gemma3ForCausalLM": Gemma3}
 
 
 def get_model(architecture: str) -> type[Llama]:

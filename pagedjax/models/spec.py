@@ -9,15 +9,16 @@ from typing import Any
 from flax.core import FrozenDict
 
 from pagedjax.errors import ModelLoadError
+from pagedjax.models.groups import LayerGroups, layer_groups
 from pagedjax.nn.rotary import RotaryTable, rotary_table
 
-ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
-_MODEL_TYPES = {"llama": 0, "mistral": 1, "qwen2": 2, "qwen3": 3}
+ARCHITECTURES = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM")
+_MODEL_TYPES = {"llama": 0, "mistral": 1, "qwen2": 2, "qwen3": 3, "gemma3_text": 4}
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelSpec:
-    """A decoder of the Llama family. Immutable and hashable, so that it can be a static argument.
+    """A decoder of the Llama family, or Gemma 3. Immutable and hashable, so that it can be a static argument.
 
     Attributes:
       architecture: Hugging Face's class name.
@@ -30,8 +31,12 @@ class ModelSpec:
       tie_word_embeddings: the head is the embedding.
       attention_bias: q, k and v projections have biases; attention_out_bias: so has the output projection.
       mlp_bias: all three of the MLP have.
-      qk_norm: RMS norm on every query and key head ahead of the rotary embedding (Qwen3).
+      qk_norm: RMS norm on every query and key head ahead of the rotary embedding (Qwen3, Gemma 3).
       windows: i per layer, positions that a query sees, itself included; 0: all. Empty: all layers see all.
+      local_rope_theta: base of the rotary embedding, without scaling, in layers with a window; None: as elsewhere.
+      query_scale: factor on q . k; None: head_dim ** -0.5.
+      attention_soft_cap, logit_soft_cap: c of c * tanh(x / c) over scores and logits; None: off.
+      activation: of the MLP's gate, "silu" or "gelu_tanh".
     """
 
     architecture: str
@@ -52,6 +57,11 @@ class ModelSpec:
     mlp_bias: bool = False
     qk_norm: bool = False
     windows: tuple[int, ...] = ()
+    local_rope_theta: float | None = None
+    query_scale: float | None = None
+    attention_soft_cap: float | None = None
+    logit_soft_cap: float | None = None
+    activation: str = "silu"
 
     def __post_init__(self) -> None:
         for name in (
@@ -75,9 +85,14 @@ class ModelSpec:
             raise ModelLoadError(
                 f"windows must have an entry for each of {self.num_layers} layers, got {len(self.windows)}"
             )
+        for window in self.windows:
+            if isinstance(window, bool) or not isinstance(window, int) or window < 0:
+                raise ModelLoadError(f"windows must be numbers of tokens (0: all), got {window!r}")
+        if self.activation not in ("silu", "gelu_tanh"):
+            raise ModelLoadError(f"activation must be silu or gelu_tanh, got {self.activation!r}")
         if self.rope_scaling is not None:
             object.__setattr__(self, "rope_scaling", FrozenDict(self.rope_scaling))
-        _ = self.rotary  # a bad scaling is found here, not in the first forward pass
+        _ = self.rotary, self.local_rotary  # a bad scaling is found here, not in the first forward pass
 
     @property
     def rotary(self) -> RotaryTable:
@@ -88,12 +103,30 @@ class ModelSpec:
             raise ModelLoadError(str(error)) from error
 
     @property
+    def local_rotary(self) -> RotaryTable:
+        """The rotary frequencies of layers with a window."""
+        if self.local_rope_theta is None:
+            return self.rotary
+        return rotary_table(self.head_dim, self.local_rope_theta, None, self.max_position_embeddings)
+
+    @property
+    def groups(self) -> LayerGroups:
+        """Which layers share a page table."""
+        return layer_groups(self.num_layers, self.windows)
+
+    @property
+    def norms_around(self) -> bool:
+        """Whether attention and MLP have a norm behind them too, and norms' weights are stored less one (Gemma)."""
+        return self.architecture == "Gemma3ForCausalLM"
+
+    @property
     def num_parameters(self) -> int:
         """Weights in the layers, the embedding and the head."""
         d, f = self.hidden_size, self.intermediate_size
         attention = d * self.head_dim * (2 * self.num_heads + 2 * self.num_kv_heads)
         embeddings = self.vocab_size * d * (1 if self.tie_word_embeddings else 2)
-        return self.num_layers * (attention + 3 * d * f + 2 * d) + embeddings + d
+        norms = (4 if self.norms_around else 2) * d + (2 * self.head_dim if self.qk_norm else 0)
+        return self.num_layers * (attention + 3 * d * f + norms) + embeddings + d
 
 
 def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
@@ -104,6 +137,8 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         names it, and what is supported.
     """
     architecture = _architecture(config)
+    if architecture == "Gemma3ForCausalLM":
+        return _gemma3(config)
     heads = _integer(config, "num_attention_heads")
     hidden = _integer(config, "hidden_size")
     activation = config.get("hidden_act") or "silu"
@@ -134,6 +169,70 @@ def spec_from_hf(config: Mapping[str, Any]) -> ModelSpec:
         qk_norm=architecture == "Qwen3ForCausalLM",
         windows=_windows(config, architecture, layers),
     )
+
+
+def _gemma3(config: Mapping[str, Any]) -> ModelSpec:
+    """Gemma 3, text only. Defaults are transformers', as published files leave out what equals them."""
+    activation = config.get("hidden_activation") or config.get("hidden_act") or "gelu_pytorch_tanh"
+    if activation != "gelu_pytorch_tanh":
+        raise ModelLoadError(f"hidden_activation must be gelu_pytorch_tanh, got {activation!r}")
+    if config.get("use_bidirectional_attention"):
+        raise ModelLoadError("config: use_bidirectional_attention is not supported")
+    layers = _integer(config, "num_hidden_layers", 26)
+    theta, scaling, local_theta = _gemma3_rope(config)
+    bias = bool(config.get("attention_bias", False))
+    return ModelSpec(
+        architecture="Gemma3ForCausalLM",
+        num_layers=layers,
+        hidden_size=_integer(config, "hidden_size", 2304),
+        num_heads=_integer(config, "num_attention_heads", 8),
+        num_kv_heads=_integer(config, "num_key_value_heads", 4),
+        head_dim=_integer(config, "head_dim", 256),
+        intermediate_size=_integer(config, "intermediate_size", 9216),
+        vocab_size=_integer(config, "vocab_size", 262_208),
+        max_position_embeddings=_integer(config, "max_position_embeddings", 131_072),
+        rope_theta=theta,
+        rope_scaling=scaling,
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
+        tie_word_embeddings=bool(config.get("tie_word_embeddings", True)),
+        attention_bias=bias,
+        attention_out_bias=bias,
+        qk_norm=True,
+        windows=_gemma3_windows(config, layers),
+        local_rope_theta=local_theta,
+        query_scale=_positive(config, "query_pre_attn_scalar", 256) ** -0.5,
+        attention_soft_cap=_positive(config, "attn_logit_softcapping"),
+        logit_soft_cap=_positive(config, "final_logit_softcapping"),
+        activation="gelu_tanh",
+    )
+
+
+def _gemma3_rope(config: Mapping[str, Any]) -> tuple[float, dict[str, Any] | None, float]:
+    """(theta, scaling, theta of layers with a window). transformers 5 keeps a dict for each kind of layer."""
+    by_kind = config.get("rope_parameters") or {}
+    whole, local = by_kind.get("full_attention") or {}, by_kind.get("sliding_attention") or {}
+    if (local.get("rope_type") or "default") != "default":
+        raise ModelLoadError(f"config: a rotary scaling of sliding layers is not supported, got {dict(local)!r}")
+    theta, scaling = _rope({**config, "rope_theta": config.get("rope_theta") or 1e6, "rope_parameters": whole})
+    return theta, scaling, float(local.get("rope_theta") or config.get("rope_local_base_freq") or 10000.0)
+
+
+def _gemma3_windows(config: Mapping[str, Any], layers: int) -> tuple[int, ...]:
+    window = _integer(config, "sliding_window", 4096)
+    types = config.get("layer_types")
+    if types is None:
+        pattern = _integer(config, "sliding_window_pattern", 6)
+        types = ["full_attention" if (i + 1) % pattern == 0 else "sliding_attention" for i in range(layers)]
+    return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+
+def _positive(config: Mapping[str, Any], key: str, default: float | None = None) -> Any:
+    """A number above 0, None where there is none."""
+    value = config.get(key)
+    value = default if value is None else value
+    if value is not None and (isinstance(value, bool) or not isinstance(value, (int, float)) or not value > 0):
+        raise ModelLoadError(f"config: {key} must be a positive number, got {value!r}")
+    return value
 
 
 def _architecture(config: Mapping[str, Any]) -> str:

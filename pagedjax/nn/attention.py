@@ -55,7 +55,7 @@ class PagedAttention(nnx.Module):
         cache: KVCache,
         layer: jax.Array | int,
         batch: Batch,
-        group: int = 0,
+        group: jax.Array | int = 0,
         window: jax.Array | int | None = None,
     ) -> tuple[jax.Array, KVCache]:
         """
@@ -66,13 +66,14 @@ class PagedAttention(nnx.Module):
           cache: the pages of all layers of the group; donate them to the jitted step.
           layer: this layer's index in the cache, static or traced.
           batch: the step.
-          group: which of batch.page_table's G tables.
+          group: which of batch.page_table's G tables, static or traced.
           window: overrides the module's, for a scan over layers that differ; a traced scalar, 0: all.
 
         Returns:
           (out [T, H, D] in q's dtype, the updated cache). Zeros for padding tokens.
         """
-        cache = kv_update(cache, k, v, layer, batch.slot_mapping)
+        slots = batch.slot_mapping if batch.slot_mapping.ndim == 1 else batch.slot_mapping[group]
+        cache = kv_update(cache, k, v, layer, slots)
         out = paged_attention(
             q,
             cache,

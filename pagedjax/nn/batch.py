@@ -15,8 +15,8 @@ class Batch:
     Attributes:
       token_ids: i32[T].
       positions: i32[T], the token's position in its sequence, from 0.
-      slot_mapping: i32[T], where the token's K and V go: page * S + offset, the same in every layer of a group. Padding
-        tokens have distinct slots >= N * S, which are dropped.
+      slot_mapping: i32[G, T], or i32[T] for one group: where the token's K and V go, page * S + offset, the same in every
+        layer of a group. Padding tokens have distinct slots >= N * S, which are dropped.
       page_table: i32[G, B, P], physical page of every logical page, one table a layer group (G = 1 for Llama).
       kv_lens: i32[B], tokens of each row including this step's; 0 for an empty row.
       cu_q_lens: i32[B+1], running sum of the rows' tokens in this step, from 0. Tokens from cu_q_lens[B] on are

@@ -15,3 +15,10 @@ def rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
     f = x.astype(jnp.float32)
     f = f * lax.rsqrt(jnp.mean(f * f, axis=-1, keepdims=True) + jnp.float32(eps))
     return f.astype(x.dtype) * jnp.broadcast_to(weight.astype(x.dtype), x.shape)
+
+
+def centered_rms_norm(x: jax.Array, weight: jax.Array, eps: float) -> jax.Array:
+    """x [..., d] / rms(x) * (1 + weight [d]), all of it in float32, then in x's dtype: Gemma's kind."""
+    f = x.astype(jnp.float32)
+    f = f * lax.rsqrt(jnp.mean(f * f, axis=-1, keepdims=True) + jnp.float32(eps))
+    return (f * jnp.broadcast_to(1 + weight.astype(jnp.float32), x.shape)).astype(x.dtype)

@@ -19,12 +19,13 @@ ROPE_TYPES = ("default", "linear", "llama3", "yarn")
 
 class RotaryTable(NamedTuple):
     """Attributes:
-    inv_freq: D/2 radians per position, as a tuple of Python floats (static, hashable).
+    inv_freq: D/2 radians per position, as a tuple of Python floats (static, hashable); an array where layers of one
+      scan differ.
     attention_factor: what cos and sin are multiplied by (YaRN; else 1).
     """
 
-    inv_freq: tuple[float, ...]
-    attention_factor: float = 1.0
+    inv_freq: tuple[float, ...] | jax.Array
+    attention_factor: float | jax.Array = 1.0
 
 
 def rotary_table(head_dim: int, theta: float, scaling: Mapping[str, Any] | None, max_positions: int) -> RotaryTable:

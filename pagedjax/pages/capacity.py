@@ -113,6 +113,57 @@ def max_concurrent_requests(
 
 
 @dataclasses.dataclass(frozen=True)
+class Footprint:
+    """Physical pages that sequences hold, where layers are in groups with a table each and some groups see a window.
+
+    Attributes:
+      page_size: tokens in a page.
+      windows: one entry a group, the tokens that a query sees, itself included; 0: all.
+    """
+
+    page_size: int
+    windows: tuple[int, ...] = (0,)
+
+    @property
+    def num_groups(self) -> int:
+        return len(self.windows)
+
+    def logical(self, num_tokens: int) -> int:
+        """Pages of a table that num_tokens fill; a step that crosses into a new one takes it in every group."""
+        return -(-num_tokens // self.page_size)
+
+    def held(self, num_tokens: int) -> tuple[int, ...]:
+        """Pages by group of a row with num_tokens computed, once those behind the next token's window are given back."""
+        first = (max(num_tokens - window + 1, 0) // self.page_size if window else 0 for window in self.windows)
+        return tuple(max(self.logical(num_tokens) - n, 0) for n in first)
+
+    def most(self, num_tokens: int, chunk: int) -> tuple[int, ...]:
+        """Most pages by group that a row holds at once on its way to num_tokens, if no step adds more than `chunk`.
+
+        The step's tokens and what the first of them sees, lying anywhere in their pages.
+        """
+        seen = ((window - 1 + chunk) if window else num_tokens for window in self.windows)
+        logical = self.logical(num_tokens)
+        return tuple(min(logical, (n + self.page_size - 2) // self.page_size + 1) for n in seen)
+
+    def growth(self, num_computed: int, num_tokens: int, chunk: int) -> int:
+        """Pages that a row with num_computed tokens takes yet, net, on its way to num_tokens in steps of `chunk`."""
+        now, then = self.held(num_computed), self.most(num_tokens, chunk)
+        return sum(max(t - n, 0) for n, t in zip(now, then, strict=True))
+
+    def longest(self, usable_pages: int, chunk: int, at_most: int) -> int:
+        """Tokens, up to `at_most`, of the longest sequence that `usable_pages` can hold alone."""
+        low, high = 0, self.logical(at_most)
+        while low < high:
+            middle = (low + high + 1) // 2
+            if sum(self.most(middle * self.page_size, chunk)) <= usable_pages:
+                low = middle
+            else:
+                high = middle - 1
+        return min(low * self.page_size, at_most)
+
+
+@dataclasses.dataclass(frozen=True)
 class Capacity:
     """One line of the answer to "how many concurrent requests of this shape fit on this card?"."""
 

@@ -2,24 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
 from pagedjax.pages.hashing import chain_seed, finish, multiplier, page_digests
-from pagedjax.pages.state import NULL_PAGE, Pages
+from pagedjax.pages.state import NO_TOKEN, NULL_PAGE, Pages
 
 _MAX_EXAMPLES = 8
 
 
-def check(pages: Pages, pins: Iterable[int] | None = None) -> list[str]:
+def check(pages: Pages, pins: Iterable[int] | None = None, windows: Sequence[int] = ()) -> list[str]:
     """Broken invariants in words; an empty list means sound. Reads everything: for tests and debugging.
 
     Args:
       pages: one value, not a batch of them.
       pins: page ids pinned at present, as often as they are; None for none.
+      windows: one entry a group; rows may lack their first pages where it is above 0 (see `slide`). Empty: nowhere.
     """
     host = jax.tree.map(np.asarray, jax.device_get(pages))
     N = host.ref_counts.shape[0]
@@ -27,7 +28,7 @@ def check(pages: Pages, pins: Iterable[int] | None = None) -> list[str]:
         outside = np.unique(host.table[(host.table < 0) | (host.table >= N)])
         return [f"the table names pages outside [0, {N}): {_some(outside)}"]
     pinned = np.bincount(np.asarray(list(pins or ()), np.int64), minlength=N)
-    return [*_table(host), *_counts(host, pinned), *_queue(host), *_index(host)]
+    return [*_table(host, windows), *_counts(host, pinned), *_queue(host), *_index(host)]
 
 
 def _some(ids: Any) -> str:
@@ -35,8 +36,9 @@ def _some(ids: Any) -> str:
     return ", ".join(map(str, ids[:_MAX_EXAMPLES])) + (f", ... ({len(ids)} in all)" if len(ids) > _MAX_EXAMPLES else "")
 
 
-def _table(host: Pages) -> list[str]:
-    """Used columns hold pages, unused ones none; a page stands for one logical page only, whoever shares it."""
+def _table(host: Pages, windows: Sequence[int]) -> list[str]:
+    """Used columns hold pages but for those behind a window, unused ones none; a page stands for one logical page only,
+    whoever shares it."""
     broken = []
     G, _, P = host.table.shape
     if (host.num_pages < 0).any() or (host.num_pages > P).any():
@@ -44,7 +46,9 @@ def _table(host: Pages) -> list[str]:
             f"num_pages outside [0, {P}] in rows {_some(np.nonzero((host.num_pages < 0) | (host.num_pages > P))[0])}"
         )
     used = np.arange(P) < host.num_pages[:, None]
-    holes = ((host.table == NULL_PAGE) & used).any((0, 2))
+    windowed = np.asarray([window > 0 for window in windows] or [False] * G)[:, None, None]
+    given_back = np.logical_and.accumulate(host.table == NULL_PAGE, axis=-1) & windowed
+    holes = ((host.table == NULL_PAGE) & used & ~given_back).any((0, 2))
     if holes.any():
         broken.append(f"rows {_some(np.nonzero(holes)[0])} lack a page below num_pages")
     beyond = ((host.table != NULL_PAGE) & ~used).any((0, 2))
@@ -107,15 +111,31 @@ def _queue(host: Pages) -> list[str]:
     return broken
 
 
+def _is_listed_child(host: Pages, page: int) -> bool:
+    """Whether an unfilled page is listed under what comes before it (or that is gone, and the page out of reach)."""
+    N, parent = host.ref_counts.shape[0], int(host.parent[page])
+    if host.tokens[page, -1] != NO_TOKEN:
+        return False
+    if parent >= N:
+        seed = chain_seed(np.asarray([parent - N], np.uint32), host.secret)
+        before = int(finish(seed, host.secret, host.hash_bits)[0])
+    elif int(host.generation[parent]) != int(host.parent_generation[page]):
+        return True
+    else:
+        before = int(host.hash[parent])
+    return bool((np.asarray(host.children[before % host.children.shape[0]]) == page).any())
+
+
 def _index(host: Pages) -> list[str]:
-    """A published page is in the bucket of its hash; a reachable one has the hash of its whole past, and no twin."""
+    """A published page is in the bucket of its hash, or, unfilled, listed under what comes before it; a reachable one has
+    the hash of its whole past, and no twin."""
     broken = []
     N, Bk = host.ref_counts.shape[0], host.buckets.shape[0]
-    if ((host.buckets < 0) | (host.buckets >= N)).any():
+    if any(((lists < 0) | (lists >= N)).any() for lists in (host.buckets, host.children)):
         return ["a bucket names a page that does not exist"]
     published = [int(page) for page in np.nonzero(host.parent)[0]]
     listed = (host.buckets[host.hash & np.uint32(Bk - 1)] == np.arange(N)[:, None]).any(1)
-    unlisted = [page for page in published if not listed[page]]
+    unlisted = [page for page in published if not listed[page] and not _is_listed_child(host, page)]
     if unlisted:
         broken.append(f"published pages {_some(unlisted)} are in no bucket")
     children: dict[tuple[int, int], list[int]] = {}

@@ -29,10 +29,10 @@ class Chain(NamedTuple):
     length: jax.Array  # i32 pages found, a prefix
 
 
-def require_one_group(pages: Pages, verb: str) -> None:
-    """Raises: ValueError where the pages have several groups."""
-    if pages.num_groups != 1:
-        raise ValueError(f"{verb}: the prefix index needs num_groups = 1, got {pages.num_groups}")
+def group_namespaces(pages: Pages, namespaces: jax.Array) -> jax.Array:
+    """i32[G, ...]: each group's chains are in a namespace of their own, as a page holds one group's keys and values."""
+    group = jnp.arange(pages.num_groups, dtype=jnp.int32).reshape(-1, *(1,) * namespaces.ndim)
+    return namespaces[None] * pages.num_groups + group
 
 
 def bucket_of(pages: Pages, hash_: jax.Array) -> jax.Array:
@@ -82,31 +82,33 @@ def match(
 ) -> tuple[Pages, jax.Array]:
     """Map the longest cached prefix of each prompt into its row; what is found gains an owner before anything takes it.
 
-    At most (length - 1) // S pages, as the last token has to be computed for its logits.
+    At most (length - 1) // S pages, as the last token has to be computed for its logits. With several groups, the
+    longest prefix that all of them have.
 
     Args:
-      pages: donated; one group.
+      pages: donated.
       rows: i32[C], distinct and empty, padded with R. A row that has pages gets nothing.
       tokens: i32[C, M] the prompts.
       lengths: i32[C] tokens of each.
-      namespaces: i32[C], 0 <= id < 2**31 - N; pages published in another namespace are not found.
+      namespaces: i32[C], 0 <= id < (2**31 - N) / G; pages published in another namespace are not found.
 
     Returns:
       pages, num_matched_pages i32[C].
-
-    Raises:
-      ValueError: more than one group.
     """
-    require_one_group(pages, "match")
     R, P = pages.max_rows, pages.max_pages_per_row
     empty = (rows < R) & (pages.num_pages.at[rows].get(mode="fill", fill_value=0) == 0)
     limits = jnp.where(empty, jnp.maximum(lengths - 1, 0) // pages.page_size, 0)
-    chains = jax.vmap(find_chain, in_axes=(None, 0, 0, 0))(pages, tokens, namespaces, limits)
+    find = jax.vmap(find_chain, in_axes=(None, 0, 0, 0))
+    chains = jax.vmap(find, in_axes=(None, None, 0, None))(
+        pages, tokens, group_namespaces(pages, namespaces), limits
+    )  # [G, C, ...]
+    length = jnp.min(chains.length, axis=0)
+    index = jnp.arange(chains.page.shape[-1], dtype=jnp.int32)
+    page = jnp.where(index[None, None, :] < length[None, :, None], chains.page, NULL_PAGE)
     row = jnp.where(empty, rows, R)
-    table_row = jnp.pad(chains.page, ((0, 0), (0, P - chains.page.shape[1])))
-    found = chains.page.reshape(-1)
+    found = page.transpose(1, 0, 2).reshape(-1)
     pages = acquire(pages, found, found != NULL_PAGE)
     return pages.replace(
-        table=pages.table.at[0, row].set(table_row, mode="drop"),
-        num_pages=pages.num_pages.at[row].set(chains.length, mode="drop"),
-    ), chains.length
+        table=pages.table.at[:, row].set(jnp.pad(page, ((0, 0), (0, 0), (0, P - page.shape[-1]))), mode="drop"),
+        num_pages=pages.num_pages.at[row].set(length, mode="drop"),
+    ), length

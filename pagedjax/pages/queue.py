@@ -18,6 +18,9 @@ _TAKE_WINDOW = 128
 
 _SQUEEZE_WINDOW = 512
 
+_LOOK_WINDOW = 256
+"""Queue entries that `upcoming` looks at."""
+
 
 def stamp_of(position: jax.Array) -> jax.Array:
     """The stamp u32 of an unowned page with its live entry at `position`: odd, unlike marks of `last_occurrence`."""
@@ -84,6 +87,23 @@ def take(pages: Pages, total: jax.Array, capacity: int) -> tuple[Pages, jax.Arra
         parent=pages.parent.at[buffer].set(0, mode="drop", unique_indices=True),
     )
     return pages, buffer
+
+
+def upcoming(pages: Pages, width: int) -> tuple[jax.Array, jax.Array]:
+    """The published pages that `take` reaches first, as far as the next entries of the queue tell.
+
+    Args:
+      width: static, pages to report.
+
+    Returns:
+      ids i32[width] in queue order, padded with N; their generations u32[width].
+    """
+    N, window = pages.total_pages, min(_LOOK_WINDOW, pages.queue.shape[0])
+    _, page, live = _entries(pages, pages.queue, pages.stamp, pages.head, window)
+    chosen = live & (pages.parent[page] != 0)
+    place = jnp.where(chosen, jnp.cumsum(chosen, dtype=jnp.int32) - 1, width)
+    ids = jnp.full(width, N, jnp.int32).at[place].set(page, mode="drop")
+    return ids, pages.generation.at[ids].get(mode="fill", fill_value=0)
 
 
 def last_occurrence(stamp: jax.Array, ids: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:

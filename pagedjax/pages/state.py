@@ -14,6 +14,9 @@ from flax import struct
 NULL_PAGE = 0
 """The physical page that nobody owns, for tables where there is none. Padded reads may touch it, nothing writes it."""
 
+NO_TOKEN = -1
+"""Equal to no token id."""
+
 MAX_PAGES = 2**28
 """Most physical pages: queue positions are 31 bits, and the ring holds at least two entries a page."""
 
@@ -29,8 +32,8 @@ class Pages(struct.PyTreeNode):
     *free*.
     """
 
-    table: jax.Array  # i32[G, R, P] physical page of each logical page, NULL_PAGE where none
-    num_pages: jax.Array  # i32[R] logical pages of the row, each in all G groups: columns below it are in use
+    table: jax.Array  # i32[G, R, P] physical page of each logical page, NULL_PAGE where none or where it was given back
+    num_pages: jax.Array  # i32[R] logical pages of the row, in all G groups: columns below it are or were in use
     ref_counts: jax.Array  # i32[N] table entries that point at the page, plus pins
     queue: jax.Array  # i32[Q] ring of page ids, position p in slot p % Q; Q a power of two, at least 2 N
     head: jax.Array  # u32 position that is taken next
@@ -41,8 +44,9 @@ class Pages(struct.PyTreeNode):
     parent: jax.Array  # i32[N] 0 unpublished; else the page before it in its chain; for a first page N + namespace
     parent_generation: jax.Array  # u32[N] generation of the parent when the link was made; 0 for a first page
     hash: jax.Array  # u32[N] prefix hash of a published page: says in which bucket it is
-    tokens: jax.Array  # i32[N, S] token ids of a published page
+    tokens: jax.Array  # i32[N, S] token ids of a published page; NO_TOKEN behind the last one of an unfilled page
     buckets: jax.Array  # i32[Bk, W] pages whose hash falls into the bucket; entries of pages that moved on are stale
+    children: jax.Array  # i32[Bk, W] pages by the hash of what comes before them: some of those that continue it
     secret: jax.Array  # u32[2] seeds the prefix hash, so that clients cannot aim at a bucket
     hash_bits: int = struct.field(pytree_node=False, default=32)  # bits of the hash that are kept; fewer only in tests
 
@@ -106,7 +110,7 @@ def init_pages(
       page_size: S, tokens in a page.
       max_rows: R, sequences at once.
       max_pages_per_row: P, longest sequence in pages.
-      num_groups: G, layer groups with a table each; more than one excludes prefix matching.
+      num_groups: G, layer groups with a table each.
       secret: two 32-bit words that seed the prefix hash; None draws them from the operating system.
       hash_bits: for tests, 1..32: a short hash forces collisions.
       num_buckets: Bk, a power of two; None: the first one from N on, so that the index is at most 1 / W full.
@@ -154,6 +158,7 @@ def init_pages(
         hash=jnp.zeros(N, jnp.uint32),
         tokens=jnp.zeros((N, page_size), jnp.int32),
         buckets=jnp.zeros((Bk, num_ways), jnp.int32),
+        children=jnp.zeros((Bk, num_ways), jnp.int32),
         secret=jnp.array(words),
         hash_bits=hash_bits,
     )

@@ -10,7 +10,7 @@ from flax import nnx, struct
 from jax import lax
 
 from pagedjax.runner.state import EngineState, RowStatus
-from pagedjax.runner.step import Params, append, decode_batch, gather, pages_short, take_pages
+from pagedjax.runner.step import Params, append, decode_batch, gather, give_back, pages_short, take_pages
 from pagedjax.sampling import SampleOutput
 
 
@@ -32,6 +32,7 @@ class DecodeReport(struct.PyTreeNode):
     appended: jax.Array  # i32[B] tokens each lane got: its column of `samples`, from the top
     status: jax.Array  # i32[B] RowStatus
     num_unowned: jax.Array  # i32 pages left
+    num_copies: jax.Array  # i32 pages copied on a first write
     samples: SampleOutput  # each field [K, B, ...]
 
 
@@ -50,6 +51,7 @@ def decode_loop(
     *,
     buffer_steps: int,
     backend: str,
+    windows: tuple[int, ...] = (0,),
 ) -> tuple[EngineState, DecodeReport]:
     """Run the lanes, one token each a step, until a trap.
 
@@ -59,6 +61,7 @@ def decode_loop(
       max_steps: i32, at most buffer_steps.
       leave_on_finish: bool; requests wait for the room of a row that ends.
       buffer_steps: K, static size of the report.
+      windows: static, of each layer group; pages behind them are given back as the lanes go on.
 
     Returns:
       state (donated), DecodeReport.
@@ -79,34 +82,40 @@ def decode_loop(
         return jnp.where(short, Trap.FAULT, trap).astype(jnp.int32)
 
     def body(carry):
-        state, step, appended, buffers, _ = carry
+        state, step, appended, num_copies, buffers, _ = carry
         active = _running(state, lanes) & (appended < budgets)
         starts = gather(state.rows.num_computed, lanes)
         q_lens = active.astype(jnp.int32)
         need, _ = pages_short(state.pages, lanes, starts, q_lens)
-        pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=lanes.shape[0])
+        pages, cache, ok, copied = take_pages(
+            state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=lanes.shape[0]
+        )
         active = active & ok
         batch = decode_batch(pages, state.rows, lanes, active, backend)
         hidden, cache = model(batch, cache)
         logits = model.logits(hidden)
         num_computed = state.rows.num_computed.at[lanes].add(active.astype(jnp.int32), mode="drop")
         rows, out = append(state.rows.replace(num_computed=num_computed), lanes, active, logits)
+        pages = give_back(pages, lanes, gather(num_computed, lanes), windows)
         state = EngineState(pages=pages, cache=cache, rows=rows)
         # An inert lane stays inert, so a lane's tokens are the first `appended` of its column.
         buffers = jax.tree.map(lambda buffer, value: buffer.at[step].set(value), buffers, out)
         appended = appended + active.astype(jnp.int32)
-        return state, step + 1, appended, buffers, trap_of(state, step + 1, appended)
+        return state, step + 1, appended, num_copies + copied, buffers, trap_of(state, step + 1, appended)
 
+    pages = give_back(state.pages, lanes, gather(state.rows.num_computed, lanes), windows)
+    state = state.replace(pages=pages)
     buffers = _empty_samples(state, lanes, buffer_steps)
     appended = jnp.zeros_like(lanes)
-    carry = (state, jnp.int32(0), appended, buffers, trap_of(state, jnp.int32(0), appended))
-    state, step, appended, buffers, trap = lax.while_loop(lambda c: c[4] == 0, body, carry)
+    carry = (state, jnp.int32(0), appended, jnp.int32(0), buffers, trap_of(state, jnp.int32(0), appended))
+    state, step, appended, num_copies, buffers, trap = lax.while_loop(lambda c: c[-1] == 0, body, carry)
     return state, DecodeReport(
         trap=trap,
         num_steps=step,
         appended=appended,
         status=gather(state.rows.status, lanes),
         num_unowned=state.pages.num_unowned,
+        num_copies=num_copies,
         samples=buffers,
     )
 

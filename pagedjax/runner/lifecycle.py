@@ -8,10 +8,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 from jax import lax
+from pagedjax_kernels import copy_pages, permute_pages
 
-from pagedjax.pages import match, publish, remap
+from pagedjax.pages import NULL_PAGE, adopt, compact, contiguity, match, publish, remap
 from pagedjax.runner.state import EngineState, RowStatus
-from pagedjax.runner.step import Params
+from pagedjax.runner.step import Params, gather, give_back
 from pagedjax.sampling import LogprobsOutput, RowSampling, prompt_logprobs, reset_counts, set_rows
 
 Values = Any  # a jax.Array inside programs, numpy or a shape outside
@@ -31,15 +32,22 @@ class Admission(struct.PyTreeNode):
     uses_counts: Values  # bool[C] the row's penalties need token_counts
 
 
-def admit(state: EngineState, new: Admission) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:
-    """Fill in rows for new sequences and map the pages that the prefix cache has for them.
+def admit(
+    state: EngineState, new: Admission, *, windows: tuple[int, ...] = (0,)
+) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:
+    """Fill in rows for new sequences and map the pages that the prefix cache has for them, as far as windows see them.
 
     Returns:
       state (donated), (hits i32[C] tokens found, num_unowned i32).
     """
     rows, page_size = state.rows, state.pages.tokens.shape[1]
     pages, matched = match(state.pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
-    hits = matched * page_size
+    cache, hits = state.cache, matched * page_size
+    if pages.num_groups == 1:  # a hit within a page would have to be found in every group
+        pages, copies, partly = adopt(pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
+        cache = copy_pages(cache, copies[:, 0], copies[:, 1])
+        hits = hits + partly
+    pages = give_back(pages, new.rows, hits, windows)
 
     def put(values: jax.Array, update: jax.Array) -> jax.Array:
         return values.at[new.rows].set(update, mode="drop")
@@ -55,13 +63,29 @@ def admit(state: EngineState, new: Admission) -> tuple[EngineState, tuple[jax.Ar
         sampling=set_rows(rows.sampling, new.rows, new.sampling),
         token_counts=reset_counts(rows.token_counts, counted, new.token_ids, new.prompt_lens, new.num_tokens),
     )
-    return state.replace(pages=pages, rows=rows), (hits, pages.num_unowned)
+    return EngineState(pages=pages, cache=cache, rows=rows), (hits, pages.num_unowned)
+
+
+class SettleReport(struct.PyTreeNode):
+    """What the host may read after a settlement, one entry a row."""
+
+    num_unowned: jax.Array  # i32 pages left
+    num_published: jax.Array  # i32[C] leading pages of the row that are in the prefix index
+    pages: jax.Array  # i32[C, P] the row's pages, before it was released
+    generations: jax.Array  # u32[C, P] of those pages
 
 
 def settle(
-    state: EngineState, rows: jax.Array, lengths: jax.Array, namespaces: jax.Array, release: jax.Array
-) -> tuple[EngineState, jax.Array]:
-    """Publish the full pages of the rows' first `lengths` tokens, then empty the rows in `release`.
+    state: EngineState,
+    rows: jax.Array,
+    lengths: jax.Array,
+    namespaces: jax.Array,
+    release: jax.Array,
+    *,
+    windows: tuple[int, ...] = (0,),
+) -> tuple[EngineState, SettleReport]:
+    """Publish the full pages of the rows' first `lengths` tokens, then empty the rows in `release`, whose unfilled last
+    page is published too; the others give back what is behind their windows.
 
     Args:
       rows: i32[C], padded with R.
@@ -69,15 +93,37 @@ def settle(
       release: bool[C].
 
     Returns:
-      state (donated), num_unowned i32.
+      state (donated), SettleReport.
     """
     R = state.rows.max_rows
     tokens = state.rows.token_ids.at[rows].get(mode="fill", fill_value=0)
-    pages, _ = publish(state.pages, rows, tokens, lengths, namespaces)
+    tails = release if state.pages.num_groups == 1 else None
+    pages, num_published = publish(state.pages, rows, tokens, lengths, namespaces, tails)
+    held = pages.table.at[0, rows].get(mode="fill", fill_value=NULL_PAGE)
+    kept = jnp.where(release, R, rows)
+    pages = give_back(pages, kept, gather(state.rows.num_computed, kept), windows)
     gone = jnp.where(release, rows, R)
     pages, _ = remap(pages, gone, jnp.full_like(rows, R))
     status = state.rows.status.at[gone].set(RowStatus.EMPTY, mode="drop")
-    return state.replace(pages=pages, rows=state.rows.replace(status=status)), pages.num_unowned
+    report = SettleReport(
+        num_unowned=pages.num_unowned,
+        num_published=num_published,
+        pages=held,
+        generations=pages.generation[held],
+    )
+    return state.replace(pages=pages, rows=state.rows.replace(status=status)), report
+
+
+def compact_pages(state: EngineState) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:
+    """Renumber and move pages so that each row lies in one piece.
+
+    Returns:
+      state (donated), (contiguity f32 before, contiguity f32 after).
+    """
+    before = contiguity(state.pages)
+    pages, source = compact(state.pages)
+    state = state.replace(pages=pages, cache=permute_pages(state.cache, source))
+    return state, (before, contiguity(pages))
 
 
 def score_prompt(

@@ -14,13 +14,17 @@ from flax import nnx
 from tqdm import tqdm
 
 from pagedjax.models import ModelSpec
-from pagedjax.pages import stats
+from pagedjax.pages import Pages, PageStats, Usage, stats, usage
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.decode import decode_loop
-from pagedjax.runner.lifecycle import Admission, admit, score_prompt, settle
+from pagedjax.runner.fork import Fork, fork, pick
+from pagedjax.runner.lifecycle import Admission, admit, compact_pages, score_prompt, settle
+from pagedjax.runner.reorder import reorder
 from pagedjax.runner.state import EngineState
 from pagedjax.runner.step import Params, mixed_step
-from pagedjax.sampling import init_row_sampling
+from pagedjax.runner.swap import SWAP_WIDTH, look_ahead, swap_in, swap_out
+from pagedjax.sampling import RowSampling, init_row_sampling
+from pagedjax.types import MAX_BEAM_WIDTH
 
 ADMIT_WIDTH = 8
 """Sequences admitted or settled in one dispatch."""
@@ -34,6 +38,10 @@ def _like(tree: Any) -> Any:
 
 def _ints(*shape: int) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, jnp.int32)
+
+
+def _flags(*shape: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, jnp.bool_)
 
 
 @contextlib.contextmanager
@@ -63,6 +71,7 @@ class Programs:
       buckets: sizes to compile for.
       buffer_steps: most decode steps of one dispatch.
       backend: attention backend.
+      swaps: pages may go to the host and come back.
     """
 
     def __init__(
@@ -76,22 +85,30 @@ class Programs:
         buffer_steps: int,
         backend: str,
         score_prompts: bool = True,
+        swaps: bool = False,
     ) -> None:
         self._graph, self._backend, self._buffer_steps = graph, backend, buffer_steps
+        self._windows = spec.groups.windows
         self._params, self._state = _like(params), _like(state)
         self._spec, self._dtype = spec, jax.tree.leaves(params)[0].dtype
         self._buckets = buckets
-        self._score_prompts = score_prompts
+        self._score_prompts, self._swaps = score_prompts, swaps
         self._compiled: dict[Key, Callable] = {}
 
     def keys(self) -> list[Key]:
         """All programs that serving can need."""
-        keys: list[Key] = [("admit",), ("settle",), ("stats",)]
+        keys: list[Key] = [("admit",), ("settle",), ("stats",), ("fork",), ("reorder",)]
+        keys += [("pick", t) for t in self._token_sizes()]
         keys += [("decode", b) for b in self._buckets.lanes]
         keys += [("mixed", t, b) for t, b in self._buckets.tokens]
         if self._score_prompts:
-            keys += [("score", t) for t in sorted({t for t, _ in self._buckets.tokens})]
+            keys += [("score", t) for t in self._token_sizes()]
+        if self._swaps:
+            keys += [("swap_out",), ("swap_in",), ("look_ahead",)]
         return keys
+
+    def _token_sizes(self) -> list[int]:
+        return sorted({t for t, _ in self._buckets.tokens})
 
     def warm_up(self, *, progress: bool = True) -> None:
         """Compile everything, behind a progress bar."""
@@ -109,9 +126,14 @@ class Programs:
             self._compiled[key] = getattr(self, f"_compile_{name}")(*sizes)
         return self._compiled[key]
 
+    def _row_sampling(self, num_rows: int) -> RowSampling:
+        return _like(jax.eval_shape(lambda: init_row_sampling(num_rows, self._spec.vocab_size)))
+
+    def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_tokens, self._spec.hidden_size), self._dtype)
+
     def _compile_admit(self) -> Callable:
         C, M = ADMIT_WIDTH, self._state.rows.token_ids.shape[1]
-        vocab = self._spec.vocab_size
         new = Admission(
             rows=_ints(C),
             token_ids=_ints(C, M),
@@ -120,33 +142,84 @@ class Programs:
             max_tokens=_ints(C),
             match_tokens=_ints(C),
             namespaces=_ints(C),
-            sampling=_like(jax.eval_shape(lambda: init_row_sampling(C, vocab))),
-            uses_counts=jax.ShapeDtypeStruct((C,), jnp.bool_),
+            sampling=self._row_sampling(C),
+            uses_counts=_flags(C),
         )
-        return jax.jit(admit, donate_argnums=0).lower(self._state, new).compile()
+        fn = functools.partial(admit, windows=self._windows)
+        return jax.jit(fn, donate_argnums=0).lower(self._state, new).compile()
+
+    def _compile_fork(self) -> Callable:
+        C = ADMIT_WIDTH
+        new = Fork(
+            rows=_ints(C),
+            sources=_ints(C),
+            num_tokens=_ints(C),
+            num_computed=_ints(C),
+            prompt_lens=_ints(C),
+            max_tokens=_ints(C),
+            samples=_flags(C),
+            sampling=self._row_sampling(C),
+            uses_counts=_flags(C),
+        )
+        fn = functools.partial(fork, self._graph)
+        return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, self._hidden(C), new).compile()
+
+    def _compile_reorder(self) -> Callable:
+        C = MAX_BEAM_WIDTH
+        fn = jax.jit(reorder, donate_argnums=0)
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _ints(C)).compile()
+
+    def _compile_pick(self, num_tokens: int) -> Callable:
+        return jax.jit(pick).lower(self._hidden(num_tokens), _ints(ADMIT_WIDTH)).compile()
 
     def _compile_settle(self) -> Callable:
         C = ADMIT_WIDTH
-        release = jax.ShapeDtypeStruct((C,), jnp.bool_)
-        return jax.jit(settle, donate_argnums=0).lower(self._state, _ints(C), _ints(C), _ints(C), release).compile()
+        fn = jax.jit(functools.partial(settle, windows=self._windows), donate_argnums=0)
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C)).compile()
+
+    def _compile_compact(self) -> Callable:
+        return jax.jit(compact_pages, donate_argnums=0).lower(self._state).compile()
 
     def _compile_stats(self) -> Callable:
-        return jax.jit(stats).lower(self._state.pages).compile()
+        rows = self._state.rows
+
+        def page_stats(pages: Pages, num_computed: jax.Array, max_tokens: jax.Array) -> tuple[PageStats, Usage]:
+            # The keys and values of the last token that a row can have are never needed.
+            return stats(pages), usage(pages, num_computed, max_tokens - 1)
+
+        return jax.jit(page_stats).lower(self._state.pages, rows.num_computed, rows.max_tokens).compile()
+
+    def _compile_swap_out(self) -> Callable:
+        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH)).compile()
+
+    def _compile_swap_in(self) -> Callable:
+        blocks, _ = jax.eval_shape(swap_out, self._state, _ints(), _ints(SWAP_WIDTH))
+        fn = jax.jit(swap_in, donate_argnums=0)
+        return fn.lower(self._state, _ints(), _ints(), blocks, _ints(), _ints()).compile()
+
+    def _compile_look_ahead(self) -> Callable:
+        return jax.jit(look_ahead).lower(self._state).compile()
 
     def _compile_decode(self, num_lanes: int) -> Callable:
-        fn = functools.partial(decode_loop, self._graph, buffer_steps=self._buffer_steps, backend=self._backend)
-        leave = jax.ShapeDtypeStruct((), jnp.bool_)
+        fn = functools.partial(
+            decode_loop,
+            self._graph,
+            buffer_steps=self._buffer_steps,
+            backend=self._backend,
+            windows=self._windows,
+        )
         lowered = jax.jit(fn, donate_argnums=1).lower(
-            self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), leave
+            self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), _flags()
         )
         return lowered.compile()
 
     def _compile_mixed(self, num_tokens: int, num_lanes: int) -> Callable:
-        fn = functools.partial(mixed_step, self._graph, num_tokens=num_tokens, backend=self._backend)
+        fn = functools.partial(
+            mixed_step, self._graph, num_tokens=num_tokens, backend=self._backend, windows=self._windows
+        )
         lowered = jax.jit(fn, donate_argnums=1).lower(self._params, self._state, _ints(num_lanes), _ints(num_lanes))
         return lowered.compile()
 
     def _compile_score(self, num_tokens: int) -> Callable:
-        hidden = jax.ShapeDtypeStruct((num_tokens, self._spec.hidden_size), self._dtype)
         fn = functools.partial(score_prompt, self._graph)
-        return jax.jit(fn).lower(self._params, hidden, _ints(num_tokens)).compile()
+        return jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens)).compile()

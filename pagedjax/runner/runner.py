@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,48 +14,19 @@ from flax import nnx
 
 from pagedjax.folders import cache_folder
 from pagedjax.models import ModelSpec
-from pagedjax.pages import PageStats, check
+from pagedjax.pages import PageStats, Usage, check
+from pagedjax.pages.capacity import Footprint
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.compile_counter import CompileCounter
-from pagedjax.runner.decode import Trap
+from pagedjax.runner.decode import DecodeReport, Trap
+from pagedjax.runner.fork import Fork
 from pagedjax.runner.lifecycle import Admission
+from pagedjax.runner.messages import Flight, ForkedRow, LaneResult, NewRow, PublishedRow, Settlement
 from pagedjax.runner.programs import ADMIT_WIDTH, Programs
-from pagedjax.runner.state import RowStatus, init_state
-from pagedjax.sampling import LogprobsOutput, RowSampling, SampleOutput, stack_rows
-
-
-@dataclasses.dataclass(frozen=True)
-class NewRow:
-    """A sequence that gets row `row`."""
-
-    row: int
-    token_ids: Sequence[int] | np.ndarray
-    prompt_len: int
-    max_tokens: int
-    match_tokens: int
-    namespace: int
-    sampling: RowSampling
-    uses_counts: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class Settlement:
-    """What becomes of a row: publish the pages of its first `length` tokens (0: none), release it or keep it."""
-
-    row: int
-    length: int
-    namespace: int
-    release: bool
-
-
-@dataclasses.dataclass(frozen=True)
-class LaneResult:
-    """What one lane got: new tokens, and what its row is now. `samples` has a leading axis over the tokens."""
-
-    row: int
-    status: RowStatus
-    ok: bool
-    samples: SampleOutput
+from pagedjax.runner.rate import Rate
+from pagedjax.runner.state import EngineState, RowStatus, init_state
+from pagedjax.sampling import LogprobsOutput, SampleOutput, stack_rows
+from pagedjax.types import MAX_BEAM_WIDTH
 
 
 class Runner:
@@ -63,8 +34,11 @@ class Runner:
 
     Attributes:
       num_unowned: pages that nobody owns (free or cached), as of the last dispatch.
+      num_page_copies: pages copied so far because a row was about to write into a shared one.
       max_len: longest sequence that a row holds.
+      windows: tokens that a query sees, one entry a layer group; 0: all.
       compilations: counts programs compiled in this process from the runner's creation on.
+      mixed_rate: seconds per token of mixed steps.
     """
 
     def __init__(
@@ -82,12 +56,16 @@ class Runner:
         backend: str,
         secret: tuple[int, int],
         hash_bits: int = 32,
+        swaps: bool = False,
     ) -> None:
         self.compilations = CompileCounter().start()
         self.page_size, self.num_usable_pages, self.max_rows = page_size, num_pages - 1, max_rows
-        self.max_len = min(max_len, self.num_usable_pages * page_size)
+        self.windows = spec.groups.windows
+        footprint = Footprint(page_size, self.windows)
+        self.max_len = footprint.longest(self.num_usable_pages, buckets.tokens[-1][0], max_len)
         self.buckets, self.buffer_steps = buckets, buffer_steps
         self._graph, self._params = nnx.split(model)
+        self._hidden_size, self._params_dtype = spec.hidden_size, jax.tree.leaves(self._params)[0].dtype
         self._state = init_state(
             spec,
             num_pages=num_pages,
@@ -98,7 +76,7 @@ class Runner:
             secret=secret,
             hash_bits=hash_bits,
         )
-        self.num_unowned = self.num_usable_pages
+        self.num_unowned, self.num_page_copies = self.num_usable_pages, 0
         self.programs = Programs(
             self._graph,
             self._params,
@@ -107,8 +85,12 @@ class Runner:
             buckets=buckets,
             buffer_steps=buffer_steps,
             backend=backend,
+            swaps=swaps,
         )
         self._step_seconds: dict[int, float] = {}
+        self._last_read = 0.0
+        self._dispatches = self._unowned_as_of = 0
+        self.mixed_rate = Rate()
 
     def admit(self, new: Sequence[NewRow]) -> list[int]:
         """Fill in rows; returns, for each, the tokens that the prefix cache had."""
@@ -118,7 +100,7 @@ class Runner:
             self._state, out = self.programs.get("admit")(self._state, self._admission(part))
             found, unowned = jax.device_get(out)
             hits += [int(h) for h in found[: len(part)]]
-            self.num_unowned = int(unowned)
+            self._note_unowned(unowned)
         return hits
 
     def _admission(self, new: Sequence[NewRow]) -> Admission:
@@ -138,19 +120,99 @@ class Runner:
             uses_counts=_padded([n.uses_counts for n in new], C, 0).astype(bool),
         )
 
-    def settle(self, settlements: Sequence[Settlement]) -> None:
-        """Publish and release rows."""
-        C = ADMIT_WIDTH
+    def fork(self, new: Sequence[ForkedRow], hidden: jax.Array | None = None) -> list[LaneResult]:
+        """Fork rows off; `hidden` of `mixed` where some of them sample their next token from it."""
+        results: list[LaneResult] = []
+        for i in range(0, len(new), ADMIT_WIDTH):
+            part = new[i : i + ADMIT_WIDTH]
+            self._state, report = self.programs.get("fork")(
+                self._params, self._state, self._picked(part, hidden), self._forks(part)
+            )
+            report = jax.device_get(report)
+            samples = jax.tree.map(lambda x: x[None], report.samples)
+            results += [
+                LaneResult(
+                    row=f.row,
+                    status=RowStatus(int(report.status[k])),
+                    ok=True,
+                    samples=_lane_samples(samples, k, int(f.hidden_index is not None)),
+                )
+                for k, f in enumerate(part)
+            ]
+        return results
+
+    def _picked(self, new: Sequence[ForkedRow], hidden: jax.Array | None) -> jax.Array | np.ndarray:
+        if hidden is None:
+            assert all(f.hidden_index is None for f in new), "nothing to sample from"
+            return np.zeros((ADMIT_WIDTH, self._hidden_size), self._params_dtype)
+        index = _padded([f.hidden_index or 0 for f in new], ADMIT_WIDTH, 0)
+        return self.programs.get("pick", hidden.shape[0])(hidden, index)
+
+    def _forks(self, new: Sequence[ForkedRow]) -> Fork:
+        def ints(values: list[int], fill: int = 0) -> np.ndarray:
+            return _padded(values, ADMIT_WIDTH, fill)
+
+        return Fork(
+            rows=ints([f.row for f in new], self.max_rows),
+            sources=ints([f.source for f in new], self.max_rows),
+            num_tokens=ints([f.num_tokens for f in new]),
+            num_computed=ints([f.num_computed for f in new]),
+            prompt_lens=ints([f.prompt_len for f in new]),
+            max_tokens=ints([f.max_tokens for f in new]),
+            samples=ints([f.hidden_index is not None for f in new]).astype(bool),
+            sampling=stack_rows([f.sampling for f in new], ADMIT_WIDTH),
+            uses_counts=ints([f.uses_counts for f in new]).astype(bool),
+        )
+
+    def reorder(self, moves: Sequence[tuple[int, int, int, int]]) -> None:
+        """Let rows become copies of others: (row, source row, tokens of the source to keep, the token after them) each,
+        at most MAX_BEAM_WIDTH."""
+        rows, sources, kept, tokens = zip(*moves, strict=True)
+        C = MAX_BEAM_WIDTH
+        self._state, unowned = self.programs.get("reorder")(
+            self._state,
+            _padded(rows, C, self.max_rows),
+            _padded(sources, C, self.max_rows),
+            _padded(kept, C, 0),
+            _padded(tokens, C, 0),
+        )
+        self._note_unowned(unowned)
+
+    @property
+    def state(self) -> EngineState:
+        """The device state, until the next program takes it."""
+        return self._state
+
+    def load_state(self, state: EngineState, *, num_unowned: int, num_page_copies: int) -> None:
+        """Go on from another state of the same shapes, with no loop in flight."""
+        self._state, self.num_page_copies = state, num_page_copies
+        self._note_unowned(np.asarray(num_unowned))
+
+    def apply(self, name: str, *args: Any) -> Any:
+        """Run a program that takes the state and gives it back, with (a result, num_unowned); the result, on the host."""
+        self._state, (out, unowned) = self.programs.get(name)(self._state, *args)
+        self._note_unowned(unowned)
+        return jax.device_get(out)
+
+    def inspect(self, name: str, *args: Any) -> Any:
+        """Run a program that only reads the state; what it returns stays on the device."""
+        return self.programs.get(name)(self._state, *args)
+
+    def settle(self, settlements: Sequence[Settlement]) -> list[PublishedRow]:
+        """Publish and release rows. What was published is read from the device only where somebody looks at it."""
+        C, published = ADMIT_WIDTH, list[PublishedRow]()
         for i in range(0, len(settlements), C):
             part = settlements[i : i + C]
-            self._state, unowned = self.programs.get("settle")(
+            self._state, report = self.programs.get("settle")(
                 self._state,
                 _padded([s.row for s in part], C, self.max_rows),
                 _padded([s.length for s in part], C, 0),
                 _padded([s.namespace for s in part], C, 0),
                 _padded([s.release for s in part], C, 0).astype(bool),
             )
-            self.num_unowned = int(unowned)
+            self._note_unowned(report.num_unowned)
+            published += [PublishedRow(report, k) for k in range(len(part))]
+        return published
 
     def mixed(self, lanes: Sequence[tuple[int, int]]) -> tuple[list[LaneResult], jax.Array]:
         """One step over (row, number of tokens) lanes in arrival order, those that decode first.
@@ -159,14 +221,18 @@ class Runner:
         """
         total = sum(q for _, q in lanes)
         T, B = self.buckets.for_tokens(total, len(lanes))
-        self._state, report, hidden = self.programs.get("mixed", T, B)(
+        program = self.programs.get("mixed", T, B)
+        started = time.perf_counter()
+        self._state, report, hidden = program(
             self._params,
             self._state,
             _padded([row for row, _ in lanes], B, self.max_rows),
             _padded([q for _, q in lanes], B, 0),
         )
         report = jax.device_get(report)
-        self.num_unowned = int(report.num_unowned)
+        self.mixed_rate.add(time.perf_counter() - started, total)
+        self._note_unowned(report.num_unowned)
+        self.num_page_copies += int(report.num_copies)
         results = [
             LaneResult(
                 row=row,
@@ -184,10 +250,10 @@ class Runner:
         out = self.programs.get("score", T)(self._params, hidden, _padded(next_ids, T, 0))
         return jax.tree.map(lambda x: x[: len(next_ids)], jax.device_get(out))
 
-    def decode(
+    def start_decode(
         self, rows: Sequence[int], budgets: Sequence[int], *, max_steps: int, leave_on_finish: bool
-    ) -> tuple[Trap, list[LaneResult]]:
-        """Run rows (in arrival order) on the device until a trap."""
+    ) -> Flight:
+        """Run rows (in arrival order) on the device until a trap, without waiting for it."""
         B = self.buckets.for_lanes(len(rows))
         started = time.perf_counter()
         self._state, report = self.programs.get("decode", B)(
@@ -198,9 +264,18 @@ class Runner:
             np.int32(min(max_steps, self.buffer_steps)),
             np.bool_(leave_on_finish),
         )
-        report = jax.device_get(report)
-        self._note_time(B, time.perf_counter() - started, int(report.num_steps))
-        self.num_unowned = int(report.num_unowned)
+        self._dispatches += 1
+        return Flight(tuple(rows), B, max_steps, self._dispatches, started, report)
+
+    def finish_decode(self, flight: Flight) -> tuple[Trap, list[LaneResult]]:
+        """Wait for a loop and read what it brought. Loops are read in the order they were started in."""
+        report: DecodeReport = jax.device_get(flight.report)
+        now = time.perf_counter()
+        # A loop that was started early began to run when the one before it was done.
+        self._note_time(flight.num_lanes, now - max(flight.started, self._last_read), int(report.num_steps))
+        self._last_read = now
+        self._note_unowned(report.num_unowned, flight.dispatch)
+        self.num_page_copies += int(report.num_copies)
         results = [
             LaneResult(
                 row=row,
@@ -208,9 +283,21 @@ class Runner:
                 ok=True,
                 samples=_lane_samples(report.samples, i, int(report.appended[i])),
             )
-            for i, row in enumerate(rows)
+            for i, row in enumerate(flight.rows)
         ]
         return Trap(int(report.trap)), results
+
+    def is_latest(self, flight: Flight) -> bool:
+        """Whether no page can have changed hands since the loop ended."""
+        return self._unowned_as_of <= flight.dispatch
+
+    def _note_unowned(self, num_unowned: jax.Array | np.integer | np.ndarray, dispatch: int | None = None) -> None:
+        """Take over a count of pages, unless a later dispatch has brought one already."""
+        if dispatch is None:
+            self._dispatches += 1
+            dispatch = self._dispatches
+        if dispatch > self._unowned_as_of:
+            self.num_unowned, self._unowned_as_of = int(num_unowned), dispatch
 
     def _note_time(self, num_lanes: int, seconds: float, steps: int) -> None:
         if steps:
@@ -222,17 +309,36 @@ class Runner:
         step = self._step_seconds.get(self.buckets.for_lanes(num_rows))
         return 1 if not step else max(1, min(self.buffer_steps, int(seconds / step)))
 
+    def compact(self) -> tuple[float, float]:
+        """Move pages so that each row lies in one piece; returns the contiguity before and after, 0 to 1.
+
+        Compiled at first use. Nobody may know pages by number meanwhile: none may be pinned.
+        """
+        assert self.page_stats().pending == 0, "a pinned page must keep its number"
+        self._state, (before, after) = self.programs.get("compact")(self._state)
+        return float(before), float(after)
+
     def page_stats(self) -> PageStats:
         """Pages by state, as Python integers."""
-        return jax.tree.map(int, jax.device_get(self.programs.get("stats")(self._state.pages)))
+        return self.page_counts()[0]
+
+    def page_counts(self) -> tuple[PageStats, Usage]:
+        """Pages by state, and what those in tables are used for, as Python integers."""
+        rows = self._state.rows
+        counts = self.programs.get("stats")(self._state.pages, rows.num_computed, rows.max_tokens)
+        return jax.tree.map(int, jax.device_get(counts))
 
     def check(self) -> list[str]:
         """Broken page invariants; empty where all is well."""
-        return check(jax.device_get(self._state.pages))
+        return check(jax.device_get(self._state.pages), windows=self.windows)
 
     def page_table(self) -> np.ndarray:
         """i32[G, R, P] a copy of the page table, for people to look at."""
         return np.asarray(jax.device_get(self._state.pages.table))
+
+    def secret(self) -> bytes:
+        """The words that seed the prefix hash; a snapshot keeps them."""
+        return np.asarray(jax.device_get(self._state.pages.secret)).tobytes()
 
     def memory(self) -> dict[str, int]:
         """Bytes of weights, KV pages and page metadata."""

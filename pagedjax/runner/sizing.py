@@ -12,6 +12,7 @@ from pagedjax_kernels import init_cache
 from pagedjax.config import Config
 from pagedjax.errors import ConfigError
 from pagedjax.models import ModelSpec
+from pagedjax.pages.capacity import Footprint
 
 GIB = 2**30
 MAX_CPU_POOL = 2 * GIB
@@ -70,13 +71,15 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
 
     Never more than all rows can fill at their longest.
     """
+    num_groups = len(spec.groups.windows)
     if config.cache.num_pages:
-        if config.cache.num_pages < 2:
+        if config.cache.num_pages < 1 + num_groups:
+            each = f", and {num_groups} layer groups take pages of their own" if num_groups > 1 else ""
             raise ConfigError(
-                f"config.cache.num_pages: must be at least 2 (one page is reserved), got {config.cache.num_pages}"
+                f"config.cache.num_pages: must be at least {1 + num_groups} (one page is reserved{each}), "
+                f"got {config.cache.num_pages}"
             )
         return config.cache.num_pages
-    page_size = config.cache.page_size
     page = _page_bytes(config, spec)
     # Activations of one step: the widest are the MLP's and, per sampling row, the logits; counted with a factor for copies.
     activations = 4 * config.scheduler.max_num_batched_tokens * (3 * spec.intermediate_size + 8 * spec.hidden_size)
@@ -84,9 +87,10 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
     room = int(device_memory() * config.cache.memory_fraction) - weight_bytes - activations
     if _on_cpu():
         room = min(room, MAX_CPU_POOL)
-    useful = config.scheduler.max_num_seqs * -(-max_len // page_size)
+    footprint = Footprint(config.cache.page_size, spec.groups.windows)
+    useful = config.scheduler.max_num_seqs * sum(footprint.most(max_len, config.scheduler.max_num_batched_tokens))
     pages = min(room // page, useful)
-    if pages < 1:
+    if pages < num_groups:
         raise ConfigError(
             f"config.cache.memory_fraction: {config.cache.memory_fraction} of {device_memory() / GIB:.1f} GiB leaves no room "
             f"for pages beside {weight_bytes / GIB:.1f} GiB of weights; raise it, or take a smaller model or dtype"
@@ -95,8 +99,8 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
 
 
 def _page_bytes(config: Config, spec: ModelSpec) -> int:
-    """Bytes of one page over all layers as it will be allocated: padded head dims and scales included."""
-    shape = (spec.num_layers, 1, config.cache.page_size, spec.num_kv_heads, spec.head_dim, cache_dtype(config))
+    """Bytes of one page over its group's layers as it will be allocated: padded head dims and scales included."""
+    shape = (spec.groups.num_places, 1, config.cache.page_size, spec.num_kv_heads, spec.head_dim, cache_dtype(config))
     return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(lambda: init_cache(*shape))))
 
 

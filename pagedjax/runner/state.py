@@ -101,8 +101,9 @@ def init_state(
         page_size=page_size,
         max_rows=max_rows,
         max_pages_per_row=-(-max_len // page_size),
+        num_groups=len(spec.groups.windows),
         secret=secret,
         hash_bits=hash_bits,
     )
-    cache = init_cache(spec.num_layers, num_pages, page_size, spec.num_kv_heads, spec.head_dim, cache_dtype)
+    cache = init_cache(spec.groups.num_places, num_pages, page_size, spec.num_kv_heads, spec.head_dim, cache_dtype)
     return EngineState(pages=pages, cache=cache, rows=init_rows(max_rows, max_len, spec.vocab_size))

@@ -13,7 +13,7 @@ from flax import nnx, struct
 from pagedjax_kernels import KVCache, copy_pages
 
 from pagedjax.nn import Batch
-from pagedjax.pages import Pages, alloc, cow, cow_need
+from pagedjax.pages import Pages, alloc, cow, cow_need, first_needed, slide
 from pagedjax.runner.state import EngineState, Rows, RowStatus
 from pagedjax.sampling import SampleOutput, add_tokens, is_stop, sample
 
@@ -27,6 +27,7 @@ class StepReport(struct.PyTreeNode):
     ok: jax.Array  # bool[B] its pages could be had (False: the lane was left untouched)
     status: jax.Array  # i32[B] RowStatus after the step
     num_unowned: jax.Array  # i32 pages left
+    num_copies: jax.Array  # i32 pages copied on a first write
     samples: SampleOutput
 
 
@@ -61,13 +62,13 @@ def take_pages(
     need: jax.Array,
     *,
     num_tokens: int,
-) -> tuple[Pages, KVCache, jax.Array]:
+) -> tuple[Pages, KVCache, jax.Array, jax.Array]:
     """Grow the lanes' tables by `need` pages and copy shared pages that are about to be written.
 
     num_tokens is static, at least sum(q_lens).
 
     Returns:
-      pages, cache, ok bool[B]: lanes that may write. A failed lane keeps its table.
+      pages, cache, ok bool[B] (lanes that may write; a failed lane keeps its table), i32 pages copied.
     """
     page_size = pages.tokens.shape[1]
     # A lane's tokens begin in a page it has or at the start of a new one.
@@ -75,16 +76,25 @@ def take_pages(
     pages, grown = alloc(pages, lanes, need, max_total=max_total)
     pages, copies, own = cow(pages, _writers(pages, lanes, jnp.where(grown, q_lens, 0)), starts // page_size)
     cache = copy_pages(cache, copies[:, 0], copies[:, 1])
-    return pages, cache, grown & own
+    num_copies = jnp.sum(copies[:, 1] < pages.total_pages, dtype=jnp.int32)
+    return pages, cache, grown & own, num_copies
+
+
+def give_back(pages: Pages, lanes: jax.Array, positions: jax.Array, windows: tuple[int, ...]) -> Pages:
+    """Give back what the lanes' next tokens, at `positions` i32[B], do not see. Nothing is traced without windows."""
+    if not any(windows):
+        return pages
+    return slide(pages, lanes, first_needed(positions, windows, pages.page_size))[0]
 
 
 def slots(pages: Pages, lane_rows: jax.Array, positions: jax.Array, valid: jax.Array) -> jax.Array:
-    """Physical slots i32[T] of tokens at `positions` of rows `lane_rows`; invalid ones get distinct slots out of range."""
+    """Physical slots i32[G, T] of tokens at `positions` of rows `lane_rows`; invalid ones get distinct slots out of
+    range."""
     num_pages, page_size = pages.tokens.shape
-    page = pages.table[0].at[lane_rows, positions // page_size].get(mode="fill", fill_value=0)
-    slot = page * page_size + positions % page_size
+    page = pages.table.at[:, lane_rows, positions // page_size].get(mode="fill", fill_value=0)
+    slot = page * page_size + (positions % page_size)[None]
     out_of_range = num_pages * page_size + jnp.arange(positions.shape[0], dtype=jnp.int32)
-    return jnp.where(valid & (page > 0), slot, out_of_range)
+    return jnp.where(valid[None] & (page > 0), slot, out_of_range[None])
 
 
 def ragged_batch(
@@ -152,6 +162,7 @@ def mixed_step(
     *,
     num_tokens: int,
     backend: str,
+    windows: tuple[int, ...] = (0,),
 ) -> tuple[EngineState, StepReport, jax.Array]:
     """Prefill chunks, decode steps, or both: each lane's next q_lens tokens, in one pass.
 
@@ -159,6 +170,7 @@ def mixed_step(
       lanes: i32[B] rows in arrival order, those that decode first, padded with R.
       q_lens: i32[B] tokens of each lane; a lane samples where they reach its last known token.
       num_tokens: T, a static bucket of at least sum(q_lens).
+      windows: static, of each layer group; what lies behind them when the step begins is given back first.
 
     Returns:
       state (donated), StepReport, hidden [T, d] (for prompt log-probabilities; stays on the device).
@@ -167,8 +179,9 @@ def mixed_step(
     rows = state.rows
     starts = gather(rows.num_computed, lanes)
     q_lens = jnp.where(gather(rows.status, lanes) == RowStatus.RUNNING, q_lens, 0)
-    need, _ = pages_short(state.pages, lanes, starts, q_lens)
-    pages, cache, ok = take_pages(state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=num_tokens)
+    pages = give_back(state.pages, lanes, starts, windows)
+    need, _ = pages_short(pages, lanes, starts, q_lens)
+    pages, cache, ok, num_copies = take_pages(pages, state.cache, lanes, starts, q_lens, need, num_tokens=num_tokens)
     q_lens = jnp.where(ok, q_lens, 0)
     batch = ragged_batch(pages, rows, lanes, starts, q_lens, num_tokens, backend)
     hidden, cache = model(batch, cache)
@@ -179,6 +192,11 @@ def mixed_step(
     rows, out = append(rows, lanes, samples, logits)
     state = EngineState(pages=pages, cache=cache, rows=rows)
     report = StepReport(
-        sampled=samples, ok=ok, status=gather(rows.status, lanes), num_unowned=pages.num_unowned, samples=out
+        sampled=samples,
+        ok=ok,
+        status=gather(rows.status, lanes),
+        num_unowned=pages.num_unowned,
+        num_copies=num_copies,
+        samples=out,
     )
     return state, report, hidden

@@ -50,7 +50,7 @@ def create_app(engine: Any, api_keys: Sequence[str] = ()) -> FastAPI:
         max_bytes=limits.max_body_bytes,
         seconds=limits.receive_seconds,
     )
-    app.add_middleware(Auth, keys=api_keys)
+    app.add_middleware(Auth, keys=api_keys, secret=engine.secret)
     app.add_middleware(Guard, metrics=metrics)  # the last one added is the outermost
     return app
 

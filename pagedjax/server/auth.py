@@ -27,9 +27,10 @@ class Auth:
     constant time. `scope["pagedjax.tenant"]` then names the key (by a salted digest), "" where no keys are configured.
     """
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]):
+    def __init__(self, app: ASGIApp, keys: Sequence[str], secret: bytes = b""):
         self.app = app
-        self._secret = secrets.token_bytes(16)
+        # The engine's own words: a key keeps its name, and so its cached prefixes, in a server that starts from a snapshot.
+        self._secret = hashlib.sha256(b"tenant" + secret).digest() if secret else secrets.token_bytes(16)
         self._digests = [self._digest(key.encode()) for key in keys]
 
     def _digest(self, key: bytes) -> bytes:

@@ -39,7 +39,16 @@ async def _create(state: ServerState, http: HttpRequest, body: ChatCompletionReq
         continue_final_message=body.continue_final_message,
     )
     prompts = [(None, truncated(ids, body.truncate_prompt_tokens))]
-    job = make_job(state, http, "chatcmpl", prompts, sampling, cache_salt=body.cache_salt, priority=body.priority)
+    job = make_job(
+        state,
+        http,
+        "chatcmpl",
+        prompts,
+        sampling,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        deadline=body.deadline,
+    )
     writer = _Writer(state, body, job)
     if body.stream:
         return EventStream(_events(writer), state.engine.config.server.send_seconds, body.aliases())

@@ -30,7 +30,16 @@ async def create_completion(state: ServerState, http: HttpRequest, body: Complet
     limit = state.engine.config.server.max_prompts
     prompts = await completion_prompts(state, body.prompt, limit)
     prompts = [(text, truncated(ids, body.truncate_prompt_tokens)) for text, ids in prompts]
-    job = make_job(state, http, "cmpl", prompts, sampling, cache_salt=body.cache_salt, priority=body.priority)
+    job = make_job(
+        state,
+        http,
+        "cmpl",
+        prompts,
+        sampling,
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+        deadline=body.deadline,
+    )
     echoes = [""] * len(prompts)
     if body.echo:
         cut = body.truncate_prompt_tokens is not None

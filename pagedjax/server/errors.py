@@ -13,7 +13,13 @@ from pagedjax.server.rendering import json_response
 
 logger = logging.getLogger(__name__)
 
-_TYPES = {401: "authentication_error", 429: "rate_limit_error", 500: "internal_error", 503: "service_unavailable"}
+_TYPES = {
+    401: "authentication_error",
+    429: "rate_limit_error",
+    500: "internal_error",
+    503: "service_unavailable",
+    504: "timeout_error",
+}
 _RETRY_SECONDS = "1"  # a step is a fraction of a second, so a place in the queue comes free soon
 
 
@@ -50,6 +56,17 @@ class ApiError(Exception):
 
     def response(self):
         return json_response(self.body(), self.status, self.headers)
+
+
+def missed_deadline() -> ApiError:
+    # OpenAI's clients send a request that got a 5xx once more, unless they are told otherwise: this one is too late.
+    return ApiError(
+        504,
+        "deadline_ms: passed before there was a first token",
+        param="deadline_ms",
+        code="deadline_exceeded",
+        headers={"x-should-retry": "false"},
+    )
 
 
 def shutting_down() -> ApiError:

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, Sequence
 from starlette.requests import Request as HttpRequest
 
 from pagedjax.errors import InvalidRequestError, QueueFullError
-from pagedjax.server.errors import ApiError, shutting_down
+from pagedjax.server.errors import ApiError, missed_deadline, shutting_down
 from pagedjax.server.metrics import Stopwatch
 from pagedjax.server.state import ServerState
 from pagedjax.types import CompletionOutput, FinishReason, Request, RequestOutput, SamplingParams
@@ -48,8 +48,9 @@ def make_job(
     *,
     cache_salt: str | None,
     priority: int | None,
+    deadline: float | None,
 ) -> Job:
-    """Checks that the server takes so much work, and puts it into requests.
+    """Checks that the server takes so much work, and puts it into requests, whose tenant is the client's API key.
 
     Raises:
       ApiError: 503 while the server shuts down or after the engine died.
@@ -61,7 +62,7 @@ def make_job(
         raise shutting_down()
     if not state.engine.is_alive:
         raise ApiError(503, "the engine has stopped", code="engine_unavailable")
-    sequences = len(prompts) * sampling.n
+    sequences = len(prompts) * sampling.num_sequences
     if sequences > config.server.max_sequences:
         raise InvalidRequestError("n", f"prompts x n may be {config.server.max_sequences} at most, got {sequences}")
     # The engine bounds its queue itself; here only, so that a request of many sequences is refused as a whole. One that
@@ -79,6 +80,8 @@ def make_job(
             cache_salt=salt,
             prompt=text,
             priority=priority or 0,
+            tenant=http.scope.get("pagedjax.tenant", ""),
+            deadline=deadline,
         )
         for i, (text, ids) in enumerate(prompts)
     )
@@ -92,10 +95,18 @@ def _namespace(http: HttpRequest, cache_salt: str | None, share: bool) -> str:
 
 
 async def run(state: ServerState, job: Job) -> AsyncGenerator[tuple[int, RequestOutput], None]:
-    """(prompt number, delta) of all requests as they come. Closing it aborts what still runs."""
+    """(prompt number, delta) of all requests as they come. Closing it aborts what still runs.
+
+    Raises:
+      ApiError: 504 where the deadline passed before there was a first token. (Of several prompts the others may have some,
+        so there each choice says for itself how it ended.)
+    """
     if len(job.requests) == 1:
         async with contextlib.aclosing(_one(state, job.requests[0])) as deltas:
             async for delta in deltas:
+                late = any(output.finish_reason is FinishReason.DEADLINE for output in delta.outputs)
+                if late and delta.finished and not delta.num_generated_tokens:
+                    raise missed_deadline()
                 yield 0, delta
         return
     queue: asyncio.Queue[tuple[int, RequestOutput | Exception | None]] = asyncio.Queue(_BUFFER)

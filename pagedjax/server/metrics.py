@@ -37,6 +37,21 @@ _GAUGES = (  # name, attribute of EngineStats, what it says
     ("kv_pages_usable", "pages_total", "pages that can be handed out"),
     ("kv_pages_used", "pages_used", "pages that running sequences hold"),
     ("kv_pages_cached", "pages_cached", "pages without an owner, kept for a prefix hit; free for the taking"),
+    ("host_pages", "host_pages_total", "pages of the host pool"),
+    ("host_pages_used", "host_pages_used", "pages of the host pool that hold something"),
+    (
+        "kv_sharing_ratio",
+        "sharing_ratio",
+        "share of the page-table entries saved by sharing: (mapped - distinct) / mapped",
+    ),
+)
+_SHARES = (  # name, attribute of EngineStats: a dict by part, what it says
+    (
+        "kv_owned_share",
+        "owned_shares",
+        "token slots of the pages in tables by what they hold; the shares add up to 1, or 0",
+    ),
+    ("kv_pool_share", "pool_shares", "token slots of all pages by what they hold; the shares add up to 1"),
 )
 _COUNTERS = (
     ("prompt_tokens", "prompt_tokens", "prompt tokens of admitted requests"),
@@ -45,6 +60,12 @@ _COUNTERS = (
     ("prefix_cache_queries", "prefix_queries", "tokens looked up in the prefix cache, resumed sequences included"),
     ("prefix_cache_hits", "prefix_hits", "tokens found by those look-ups"),
     ("num_preemptions", "preemptions", "sequences whose pages were taken back before they ended"),
+    ("swapped_out_pages", "swapped_out_pages", "pages of preempted sequences copied to the host"),
+    ("swapped_in_pages", "swapped_in_pages", "pages of preempted sequences brought back"),
+    ("spilled_pages", "spilled_pages", "cached pages copied to the host before they were recycled"),
+    ("revived_pages", "revived_pages", "spilled pages that a later request found on the host"),
+    ("forks", "forks", "sequences that began as copies of running ones, sharing their pages"),
+    ("page_copies", "page_copies", "shared pages copied because a holder was about to write into them"),
     ("compilations_after_warm_up", "compilations_after_warm_up", "programs compiled while serving; should stay 0"),
     ("engine_steps", "steps", "turns of the scheduling loop"),
     ("engine_dispatches", "dispatches", "programs sent to the device"),
@@ -74,6 +95,11 @@ class _EngineCollector:
         for state in _PAGE_STATES:
             by_state.add_metric([*values, state], getattr(stats, f"pages_{state}"))
         yield by_state
+        for name, attribute, text in _SHARES:
+            by_part = GaugeMetricFamily(PREFIX + name, text, labels=[*names, "part"])
+            for part, share in getattr(stats, attribute).items():
+                by_part.add_metric([*values, part], share)
+            yield by_part
         for name, attribute, text in _COUNTERS:
             counter = CounterMetricFamily(PREFIX + name, text, labels=names)
             counter.add_metric(values, getattr(stats, attribute))

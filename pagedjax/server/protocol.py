@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.server.metrics import Metrics
-from pagedjax.types import SamplingParams
+from pagedjax.types import MAX_DEADLINE_SECONDS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -39,14 +39,13 @@ _NOT_COPIED = ("logprobs", "max_tokens", "detokenize")
 # Fields of other servers that change what is generated: leaving them out silently would be a wrong answer.
 # fmt: off
 _UNSUPPORTED = frozenset({
-    "allowed_token_ids", "audio", "bad_words", "beam_width", "best_of", "chat_template", "chat_template_kwargs",
+    "allowed_token_ids", "audio", "bad_words", "chat_template", "chat_template_kwargs",
     "documents", "ebnf", "functions", "guided_choice", "guided_grammar", "guided_json", "guided_regex", "json_schema",
-    "kv_transfer_params", "length_penalty", "logits_processors", "lora_path", "mm_processor_kwargs", "prediction",
+    "kv_transfer_params", "logits_processors", "lora_path", "mm_processor_kwargs", "prediction",
     "prompt_embeds", "regex", "response_format", "stop_regex", "structured_outputs", "suffix", "tools", "typical_p",
-    "use_beam_search",
 })
 # fmt: on
-_HARMLESS = {"response_format": ({"type": "text"},), "best_of": (1,), "length_penalty": (1, 1.0)}
+_HARMLESS = {"response_format": ({"type": "text"},)}
 
 
 class StreamOptions(BaseModel):
@@ -77,6 +76,11 @@ class _Generation(BaseModel):
     stop_token_ids: TokenIds = None
     include_stop_str_in_output: bool | None = None
     prompt_logprobs: int | None = None
+    use_beam_search: bool | None = Field(None, description="the n best of a beam search instead of sampling")
+    best_of: int | None = Field(None, description="beams of a beam search, at least n; default n")
+    beam_width: int | None = Field(None, description="the same")
+    length_penalty: float | None = Field(None, description="beam search ranks by log-probability / length ** this")
+    early_stopping: bool | Literal["never"] | None = Field(None, description="when a beam search ends")
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -84,6 +88,14 @@ class _Generation(BaseModel):
     cache_salt: str | None = Field(None, max_length=256, description="requests with different salts share no pages")
     return_token_ids: bool | None = None
     priority: int | None = Field(None, ge=-(2**31), lt=2**31, description="lower is more urgent")
+    deadline_ms: float | None = Field(
+        None, gt=0, le=MAX_DEADLINE_SECONDS * 1000, description="milliseconds after which the request is ended"
+    )
+
+    @property
+    def deadline(self) -> float | None:
+        """Seconds."""
+        return None if self.deadline_ms is None else self.deadline_ms / 1000
 
     @property
     def include_usage(self) -> bool:
@@ -111,7 +123,23 @@ class _Generation(BaseModel):
             raise InvalidRequestError("logit_bias", "must map token ids to numbers")
         names = [f.name for f in dataclasses.fields(SamplingParams) if f.name not in _NOT_COPIED]
         given = {name: value for name in names if (value := getattr(self, name)) is not None}
-        return SamplingParams(**{**given, **changes})
+        return SamplingParams(**{**given, **self._beams(), **changes})
+
+    def _beams(self) -> dict[str, int]:
+        if self.use_beam_search:
+            if self.stream:
+                raise InvalidRequestError("stream", "a beam search has its answer only at the end; leave it out")
+            widths = {w for w in (self.best_of, self.beam_width) if w is not None} or {self.n or 1}
+            if len(widths) > 1:
+                raise InvalidRequestError("beam_width", f"differs from best_of = {self.best_of}: {self.beam_width}")
+            width = widths.pop()
+            if width < 1:
+                raise InvalidRequestError("beam_width", f"must be at least 1, got {width}")
+            return {"beam_width": width}
+        for name, neutral in (("best_of", 1), ("beam_width", 0), ("length_penalty", 1), ("early_stopping", False)):
+            if getattr(self, name) not in (None, neutral):
+                raise InvalidRequestError(name, "only with use_beam_search = true")
+        return {"beam_width": 0}
 
 
 class CompletionRequest(_Generation):

@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
 }
 # Pairs of a rotary embedding are neighbours in this architecture's files, and half a head apart in Hugging Face's.
 _INTERLEAVED = ("llama",)
@@ -40,6 +41,13 @@ _LAYER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+# Gemma 3 has norms behind attention and MLP too.
+_GEMMA3_LAYER = {
+    **_LAYER,
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
 _LAYER_NAME = re.compile(r"blk\.(\d{1,6})\.(\w+)\.(weight|bias)")
 # Rotary frequencies are computed; these hold them once more.
 _IGNORED = re.compile(r"(blk\.\d+\.)?(rope_freqs|attn_rot_embd)(\.weight)?|rope_freqs\.weight")
@@ -50,7 +58,8 @@ _LLAMA3_USUAL = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_
 
 class _Source(NamedTuple):
     name: str
-    num_heads: int  # of a q or k projection whose rows want reordering, else 0
+    num_heads: int = 0  # of a q or k projection whose rows want reordering, else 0
+    offset: float = 0.0  # what the file adds to the numbers
 
 
 class GGUFTensors(Mapping[str, np.ndarray]):
@@ -62,6 +71,8 @@ class GGUFTensors(Mapping[str, np.ndarray]):
     def __getitem__(self, name: str) -> np.ndarray:
         source = self._sources[name]
         array = self._file.tensor(source.name)
+        if source.offset:
+            array = array - np.asarray(source.offset, array.dtype)
         return _half_apart(array, source.num_heads) if source.num_heads else array
 
     def __contains__(self, name: object) -> bool:
@@ -165,6 +176,8 @@ def _spec(file: GGUFFile) -> ModelSpec:
     }
     _check_shapes(file, meta, config)
     config["rope_scaling"] = _rope_scaling(file, meta, config)
+    if architecture == "gemma3":
+        config |= _gemma3(meta, config)
     try:
         spec = spec_from_hf(config)
     except ModelLoadError as error:
@@ -176,6 +189,22 @@ def _spec(file: GGUFFile) -> ModelSpec:
         attention_out_bias="blk.0.attn_output.bias" in file.tensors,
         mlp_bias="blk.0.ffn_gate.bias" in file.tensors,
     )
+
+
+def _gemma3(meta: _Metadata, config: Mapping[str, Any]) -> dict[str, Any]:
+    """What files leave unsaid is so in every Gemma 3: the bases, the pattern, and how queries are scaled."""
+    largest = config["num_hidden_layers"] == 62  # the 27B model alone goes by d / H, which is not its head size
+    return {
+        "rope_theta": meta.number("rope.freq_base", 1e6),
+        "sliding_window": meta.integer("attention.sliding_window"),
+        "sliding_window_pattern": meta.integer("attention.sliding_window_pattern", 6),
+        "rope_local_base_freq": meta.number("rope.freq_base_swa", 10000.0),
+        "query_pre_attn_scalar": (
+            config["hidden_size"] // config["num_attention_heads"] if largest else config["head_dim"]
+        ),
+        "attn_logit_softcapping": meta.number("attn_logit_softcapping"),
+        "final_logit_softcapping": meta.number("final_logit_softcapping"),
+    }
 
 
 def _check_shapes(file: GGUFFile, meta: _Metadata, config: Mapping[str, Any]) -> None:
@@ -259,20 +288,22 @@ def _scaling_from_factors(factors: np.ndarray, config: Mapping[str, Any], meta: 
 
 
 def _sources(file: GGUFFile, spec: ModelSpec) -> dict[str, _Source]:
-    interleaved = file.metadata["general.architecture"] in _INTERLEAVED
-    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if interleaved else {}
+    architecture = file.metadata["general.architecture"]
+    heads = {"attn_q": spec.num_heads, "attn_k": spec.num_kv_heads} if architecture in _INTERLEAVED else {}
+    layer_names = _GEMMA3_LAYER if spec.norms_around else _LAYER
     sources, unknown = {}, []
     for name, info in file.tensors.items():
         match = _LAYER_NAME.fullmatch(name)
+        offset = 1.0 if spec.norms_around and name.endswith("norm.weight") else 0.0
         if name in _OUTER:
-            sources[_OUTER[name]] = _Source(name, 0)
-        elif match and match[2] in _LAYER:
+            sources[_OUTER[name]] = _Source(name, offset=offset)
+        elif match and match[2] in layer_names:
             num_heads = heads.get(match[2], 0)
             if num_heads and info.shape[0] != num_heads * spec.head_dim:
                 raise ModelLoadError(
                     f"{file.path}: {name!r} has {info.shape[0]} rows, expected {num_heads} heads of {spec.head_dim}"
                 )
-            sources[f"model.layers.{match[1]}.{_LAYER[match[2]]}.{match[3]}"] = _Source(name, num_heads)
+            sources[f"model.layers.{match[1]}.{layer_names[match[2]]}.{match[3]}"] = _Source(name, num_heads, offset)
         elif not _IGNORED.fullmatch(name):
             unknown.append(name)
     if unknown:

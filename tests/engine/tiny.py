@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -32,8 +33,8 @@ def loaded() -> LoadedModel:
     return LoadedModel(model=model, spec=SPEC, tokenizer=None, name="tiny", eos_token_ids=(EOS,))
 
 
-def make_engine(*, hash_bits: int = 32, **overrides) -> Engine:
-    """An engine with few, small programs, invariants checked after every dispatch."""
+def make_engine(*, model: LoadedModel | None = None, hash_bits: int = 32, **overrides) -> Engine:
+    """An engine with few, small programs, invariants checked after every dispatch; around `loaded()` by default."""
     defaults = {
         "model.dtype": "float32",
         "cache.page_size": 8,
@@ -50,7 +51,22 @@ def make_engine(*, hash_bits: int = 32, **overrides) -> Engine:
     }
     names = {name.replace("__", "."): value for name, value in overrides.items()}
     config = with_overrides(Config(), {**defaults, **names})
-    return from_loaded(loaded(), config, progress=False, hash_bits=hash_bits)
+    return share_programs(from_loaded(model or loaded(), config, progress=False, hash_bits=hash_bits))
+
+
+@functools.lru_cache(maxsize=4)  # a process may map some 65,000 pieces of code, and programs are thousands
+def _programs(shapes: str) -> list:
+    return []
+
+
+def share_programs(engine: Engine) -> Engine:
+    """Engines of the same shapes use the same compiled programs: making them takes most of a test's time."""
+    runner = engine.runner
+    shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), (runner._params, runner._state))
+    same = _programs(f"{shapes} {runner.buckets} {runner.buffer_steps} {runner._state.pages.hash_bits}")
+    same.append(runner.programs)
+    runner.programs = same[0]
+    return engine
 
 
 def params(**fields) -> SamplingParams:

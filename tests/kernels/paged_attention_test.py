@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import re
@@ -137,6 +138,22 @@ def test_long_rows_cross_blocks_and_tiles():
     check(call)
     check(call, window=jnp.int32(150))
     check(call, window=3, sinks=jnp.zeros(2, jnp.float32))
+
+
+@pytest.mark.parametrize("kind", ["mixed", "decode"])
+@pytest.mark.parametrize("backend", ["xla", "reference"])
+def test_pages_behind_the_window_are_not_read(backend, kind):
+    """Given back, they may hold anything: here page 0, which is poisoned. With sinks, as a streaming model has them."""
+    size, window = 8, 13
+    q_lens, kv_lens = ([1, 1, 1, 1], [70, 13, 14, 21]) if kind == "decode" else ([1, 9, 40, 21], [70, 60, 41, 21])
+    call = make_call(q_lens, kv_lens, page_size=size, num_tokens=4 if kind == "decode" else None)
+    table = np.asarray(call.page_table).copy()
+    for b, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
+        table[b, : max(kv_len - q_len - window + 1, 0) // size] = 0
+    assert (table[:, 0] == 0).sum() >= 2
+    call = dataclasses.replace(call, page_table=jnp.asarray(table))
+    for sinks in (None, jnp.linspace(-1, 2, 6, dtype=jnp.float32)):
+        check(call, backend=backend, max_q_len=1 if kind == "decode" else None, window=window, sinks=sinks)
 
 
 @functools.cache

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import copy_pages, init_cache, kv_update
+from pagedjax_kernels import copy_pages, init_cache, kv_update, permute_pages
 from pagedjax_kernels.cache import padded_head_dim
 from pagedjax_kernels.compat import storage_dtype
 
@@ -61,6 +61,34 @@ def test_copy_pages_copies_all_layers(dtype, backend):
         new, old = np.asarray(new), np.asarray(old)
         np.testing.assert_array_equal(new[:, [1, 4]], old[:, [2, 2]])
         np.testing.assert_array_equal(new[:, [0, 2, 3, 5]], old[:, [0, 2, 3, 5]])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+def test_permute_pages(dtype):
+    cache = init_cache(2, 12, 4, 1, 8, dtype)
+    cache = jax.tree.map(lambda x: (jnp.arange(x.size) % 100).astype(x.dtype).reshape(x.shape), cache)
+    run = jax.jit(permute_pages, donate_argnums=0)
+    for seed in range(5):
+        before = jax.tree.map(np.asarray, cache)
+        src = np.random.default_rng(seed).permutation(12).astype(np.int32)
+        cache = run(cache, jnp.asarray(src))
+        for new, old in zip(jax.tree.leaves(cache), jax.tree.leaves(before), strict=True):
+            np.testing.assert_array_equal(new, old[:, src])
+    with pytest.raises(ValueError, match=r"i32\[12\]"):
+        permute_pages(cache, jnp.zeros(3, jnp.int32))
+
+
+def test_permute_pages_needs_no_second_pool():
+    cache = jax.eval_shape(lambda: init_cache(4, 1000, 16, 2, 64, "float32"))
+    memory = (
+        jax.jit(permute_pages, donate_argnums=0)
+        .lower(cache, jax.ShapeDtypeStruct((1000,), jnp.int32))
+        .compile()
+        .memory_analysis()
+    )
+    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(cache))
+    assert memory.alias_size_in_bytes == size
+    assert memory.temp_size_in_bytes < size / 100
 
 
 def test_copy_pages_of_nothing():

@@ -43,10 +43,12 @@ def random_checkpoint(spec: ModelSpec, seed: int = 0, num_vocab_rows: int | None
             out[f"{name}.bias"] = rng.normal(size=shape[0]).astype(np.float32) * 0.2
 
     def norm(name: str, size: int) -> None:
-        out[f"{name}.weight"] = (1 + 0.2 * rng.normal(size=size)).astype(np.float32)
+        x = (0.2 * rng.normal(size=size)).astype(np.float32)
+        # Stored less one: of few digits, so that adding the one and taking it off again is exact.
+        out[f"{name}.weight"] = np.round(x * 1024) / 1024 + 0.0 if spec.norms_around else 1 + x
 
     put("model.embed_tokens", rows, d)
-    out["model.embed_tokens.weight"] *= 4
+    out["model.embed_tokens.weight"] *= 0.5 if spec.norms_around else 4  # Gemma multiplies by sqrt(d) itself
     for i in range(spec.num_layers):
         layer = f"model.layers.{i}"
         for name, size in (("q", q), ("k", kv), ("v", kv)):
@@ -60,6 +62,9 @@ def random_checkpoint(spec: ModelSpec, seed: int = 0, num_vocab_rows: int | None
         if spec.qk_norm:
             norm(f"{layer}.self_attn.q_norm", spec.head_dim)
             norm(f"{layer}.self_attn.k_norm", spec.head_dim)
+        if spec.norms_around:
+            norm(f"{layer}.pre_feedforward_layernorm", d)
+            norm(f"{layer}.post_feedforward_layernorm", d)
     norm("model.norm", d)
     if not spec.tie_word_embeddings:
         put("lm_head", rows, d)
@@ -80,14 +85,15 @@ class PagedRun:
         spec = model.spec
         self.graphdef, self.params = nnx.split(model)
         self.page_size, self.backend = page_size, backend
+        self.windows = spec.groups.windows
         pages = -(-max_tokens // page_size)
-        num_pages = 1 + num_rows * pages
-        cache = init_cache(spec.num_layers, num_pages, page_size, spec.num_kv_heads, spec.head_dim, dtype)
+        num_pages = 1 + len(self.windows) * num_rows * pages
+        cache = init_cache(spec.groups.num_places, num_pages, page_size, spec.num_kv_heads, spec.head_dim, dtype)
         if cache.scales is None:  # what was never written must never be read
             cache = cache._replace(kv_pages=jnp.full(cache.kv_pages.shape, jnp.nan, cache.kv_pages.dtype))
         self.cache = cache
         order = np.random.default_rng(seed).permutation(np.arange(1, num_pages)).astype(np.int32)
-        self.table = order.reshape(num_rows, pages)
+        self.table = order.reshape(len(self.windows), num_rows, pages)
         self.lengths = np.zeros(num_rows, np.int32)
         self.num_slots = num_pages * page_size
 
@@ -107,10 +113,11 @@ class PagedRun:
             positions = np.concatenate([np.arange(n, n + len(c)) for n, c in zip(self.lengths, chunks, strict=True)])
             real = np.ones(len(ids), bool)
         num_tokens = max(pad_to, len(ids))
-        slots = self.num_slots + np.arange(num_tokens)
+        slots = np.tile(self.num_slots + np.arange(num_tokens), (len(self.windows), 1))
         for t, (row, position) in enumerate(zip(rows, positions, strict=True)):
             if real[t]:
-                slots[t] = self.table[row, position // self.page_size] * self.page_size + position % self.page_size
+                page, offset = divmod(position, self.page_size)
+                slots[:, t] = self.table[:, row, page] * self.page_size + offset
         counts = np.array([len(c) for c in chunks])
         self.lengths += counts
         pad = lambda x: jnp.asarray(np.pad(np.asarray(x, np.int32), (0, num_tokens - len(x))))  # noqa: E731
@@ -118,7 +125,7 @@ class PagedRun:
             token_ids=pad(ids),
             positions=pad(positions),
             slot_mapping=jnp.asarray(slots, jnp.int32),
-            page_table=jnp.asarray(self.table[None]),
+            page_table=jnp.asarray(self._table_without_what_no_window_sees(chunks)),
             kv_lens=jnp.asarray(np.where(counts > 0, self.lengths, 0), jnp.int32),
             cu_q_lens=jnp.asarray(np.concatenate([[0], np.cumsum(counts)]), jnp.int32),
             max_q_len=max_q_len,
@@ -129,3 +136,13 @@ class PagedRun:
         if max_q_len == 1:
             return [logits[i : i + 1] if chunks[i] else logits[:0] for i in range(num_rows)]
         return np.split(logits[: len(ids)], np.cumsum(counts)[:-1])
+
+    def _table_without_what_no_window_sees(self, chunks: Sequence[Sequence[int]]) -> np.ndarray:
+        """The table with NULL_PAGE, which holds NaN here too, where a window has passed."""
+        table = self.table.copy()
+        for group, window in enumerate(self.windows):
+            for row, chunk in enumerate(chunks):
+                first_query = self.lengths[row] - len(chunk)
+                if window:
+                    table[group, row, : max(first_query - window + 1, 0) // self.page_size] = 0
+        return table

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pagedjax.errors import ModelLoadError
-from pagedjax.models import Llama, get_model, spec_from_hf
+from pagedjax.models import Gemma3, Llama, get_model, spec_from_hf
 
 BASE = {
     "architectures": ["LlamaForCausalLM"],
@@ -106,6 +106,62 @@ def test_qwen3_and_llama_biases():
     assert spec.attention_bias
     assert spec.attention_out_bias
     assert spec.mlp_bias
+
+
+GEMMA3 = {
+    "architectures": ["Gemma3ForCausalLM"], "model_type": "gemma3_text", "hidden_size": 640, "num_hidden_layers": 18,
+    "num_attention_heads": 4, "num_key_value_heads": 1, "head_dim": 256, "intermediate_size": 2048,
+    "vocab_size": 262144, "max_position_embeddings": 32768, "hidden_activation": "gelu_pytorch_tanh",
+    "query_pre_attn_scalar": 256, "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "rope_local_base_freq": 10000.0,
+    "rope_scaling": None, "sliding_window": 512, "attn_logit_softcapping": None, "final_logit_softcapping": None,
+}  # fmt: skip
+
+
+def test_gemma3():
+    spec = spec_from_hf(GEMMA3)
+    assert get_model(spec.architecture) is Gemma3
+    assert (spec.num_heads, spec.num_kv_heads, spec.head_dim, spec.tie_word_embeddings) == (4, 1, 256, True)
+    assert spec.windows == (512, 512, 512, 512, 512, 0) * 3
+    assert (spec.rope_theta, spec.local_rope_theta, spec.query_scale) == (1e6, 1e4, 1 / 16)
+    assert spec.qk_norm
+    assert spec.activation == "gelu_tanh"
+    assert spec.num_parameters == 268_098_176
+    hash(spec)
+
+
+def test_gemma3_in_other_spellings():
+    want = spec_from_hf(GEMMA3)
+    types = ["full_attention" if (i + 1) % 6 == 0 else "sliding_attention" for i in range(18)]
+    flat = {key: value for key, value in GEMMA3.items() if not key.startswith("rope")}
+    new = {
+        "full_attention": {"rope_type": "default", "rope_theta": 1e6},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+    }
+    assert spec_from_hf({**flat, "rope_parameters": new, "layer_types": types}) == want
+    assert spec_from_hf({**flat, "sliding_window_pattern": 6}) == want
+    scaled = {**GEMMA3, "rope_scaling": {"rope_type": "linear", "factor": 8.0}}
+    new = {**new, "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6}}
+    assert spec_from_hf(scaled) == spec_from_hf({**flat, "rope_parameters": new})
+    assert spec_from_hf(scaled).local_rotary == want.local_rotary != spec_from_hf(scaled).rotary
+    assert spec_from_hf({**GEMMA3, "sliding_window_pattern": 2}).windows == (512, 0) * 9
+    capped = spec_from_hf({**GEMMA3, "attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0})
+    assert (capped.attention_soft_cap, capped.logit_soft_cap) == (50.0, 30.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"hidden_activation": "relu"}, "hidden_activation must be gelu_pytorch_tanh, got 'relu'"),
+        ({"use_bidirectional_attention": True}, "use_bidirectional_attention is not supported"),
+        ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar must be a positive number, got 0"),
+        ({"sliding_window": -1}, "sliding_window must be a positive integer, got -1"),
+        ({"layer_types": ["full_attention"]}, "windows must have an entry for each of 18 layers, got 1"),
+        ({"rope_parameters": {"sliding_attention": {"rope_type": "linear", "factor": 2}}}, "of sliding layers is not"),
+    ],
+)
+def test_what_gemma3_may_not_be(changes, message):
+    with pytest.raises(ModelLoadError, match=message):
+        spec_from_hf({**GEMMA3, **changes})
 
 
 def test_model_type_stands_in_for_a_missing_architecture():

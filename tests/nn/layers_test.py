@@ -9,7 +9,7 @@ import pytest
 from flax import nnx
 from pagedjax_kernels import init_cache
 
-from pagedjax.nn import Batch, PagedAttention, linear, rms_norm
+from pagedjax.nn import Batch, PagedAttention, centered_rms_norm, linear, rms_norm
 from tests.oracles import attention_oracle
 
 SIZE, PAGES = 4, 4
@@ -32,7 +32,9 @@ def one_row(length: int, new: int, table: list[int]) -> Batch:
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    "options", [{}, {"scale": 0.2, "soft_cap": 3.0}, {"window": 3}, {"use_sinks": True}], ids="-".join
+    "options",
+    [{}, {"scale": 0.2, "soft_cap": 3.0}, {"window": 3}, {"use_sinks": True}, {"use_sinks": True, "window": 3}],
+    ids="-".join,
 )
 def test_chunks_then_decode_equal_the_oracle(options):
     module = PagedAttention(4, 2, 16, **options)
@@ -78,6 +80,41 @@ def test_a_named_backend_reaches_the_op():
 def test_head_counts_must_divide():
     with pytest.raises(ValueError, match="num_heads must be a multiple of num_kv_heads, got 5 and 2"):
         PagedAttention(5, 2, 16)
+
+
+def test_slots_and_tables_by_group():
+    """Two groups with tables of their own over one pool, the group an index in a scan: each reads what it wrote."""
+    module = PagedAttention(2, 2, 16)
+    rng = np.random.default_rng(0)
+    q, k, v = (rng.normal(size=(2, 6, 2, 16)).astype(np.float32) for _ in range(3))
+    tables = np.array([[7, 2, 0, 0], [5, 3, 0, 0]])
+    slots = np.stack([table[np.arange(6) // SIZE] * SIZE + np.arange(6) % SIZE for table in tables])
+    batch = one_row(6, 6, [0] * PAGES).replace(
+        slot_mapping=jnp.asarray(slots, jnp.int32), page_table=jnp.asarray(tables[:, None], jnp.int32)
+    )
+
+    @jax.jit
+    def both(cache, q, k, v):
+        def layer(cache, xs):
+            out, cache = module(*xs[1:], cache, 0, batch, group=xs[0])
+            return cache, out
+
+        return jax.lax.scan(layer, cache, (jnp.arange(2, dtype=jnp.int32), q, k, v))[1]
+
+    got = both(init_cache(1, 9, SIZE, 2, 16, "float32"), *(jnp.asarray(x) for x in (q, k, v)))
+    for g in range(2):
+        np.testing.assert_allclose(got[g], attention_oracle.attention(q[g], k[g], v[g]), atol=2e-6)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_centered_rms_norm(dtype):
+    rng = np.random.default_rng(0)
+    x, weight = jnp.asarray(rng.normal(size=(3, 64)) * 100, dtype), jnp.asarray(rng.normal(size=64), dtype)
+    f = np.asarray(x.astype(jnp.float32), np.float64)
+    want = f / np.sqrt((f**2).mean(-1, keepdims=True) + 1e-5) * (1 + np.asarray(weight.astype(jnp.float32)))
+    got = centered_rms_norm(x, weight, 1e-5)
+    assert got.dtype == x.dtype
+    np.testing.assert_allclose(got.astype(jnp.float32), want, rtol=1e-6 if dtype == "float32" else 2**-8)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,4 +1,4 @@
-"""The stored answers of transformers on the default model, and the rule by which others may differ from them.
+"""The stored answers of transformers on packaged models, and the rule by which others may differ from them.
 
 Greedy output is compared token for token. The only excuse is a near tie: a margin between the two best
 log-probabilities below the tolerance (1e-3 in float32, 0.1 in bfloat16) at the first difference; in float32 the other
@@ -47,32 +47,38 @@ def _load(name: str) -> dict[str, Any]:
     return json.loads(gzip.decompress((FOLDER / name).read_bytes()))
 
 
-def greedy() -> dict[str, GreedyGolden]:
-    """All greedy goldens by name, in the order they were made."""
+def greedy(model: str = "smollm2") -> dict[str, GreedyGolden]:
+    """All greedy goldens of "smollm2" or "gemma3" by name, in the order they were made."""
     out = {}
-    for item in _load("smollm2_greedy.json.gz")["prompts"]:
+    for item in _load(f"{model}_greedy.json.gz")["prompts"]:
         fields = {key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
         out[item["name"]] = GreedyGolden(**fields)
     return out
 
 
-def prompt_logprobs() -> dict[str, dict[str, list]]:
+def prompt_logprobs(model: str = "smollm2") -> dict[str, dict[str, list]]:
     """By prompt name: `logprobs`, `ranks` (from 1), `top_ids`, `top_logprobs`; one entry a token from the second on."""
-    return _load("smollm2_greedy.json.gz")["prompt_logprobs"]
+    return _load(f"{model}_greedy.json.gz")["prompt_logprobs"]
 
 
-def last_logits() -> dict[str, dict[str, Any]]:
+def last_logits(model: str = "smollm2") -> dict[str, dict[str, Any]]:
     """By prompt name: the last position's 50 largest `logits` with their `ids`, and `logsumexp` over the vocabulary."""
-    return _load("smollm2_greedy.json.gz")["last_logits"]
+    return _load(f"{model}_greedy.json.gz")["last_logits"]
 
 
 def eos_token_id() -> int:
     return _load("smollm2_greedy.json.gz")["eos_token_id"]
 
 
-def strings() -> list[dict[str, Any]]:
+def beams() -> list[dict[str, Any]]:
+    """Beam searches: `name`, `ids`, `width`, `max_new`, `length_penalty`, `early_stopping` and `hypotheses`, best first, each
+    with its generated `tokens` and its `score`."""
+    return _load("smollm2_beams.json.gz")["cases"]
+
+
+def strings(model: str = "smollm2") -> list[dict[str, Any]]:
     """`text`, its `ids`, and `decoded` (special tokens included)."""
-    return _load("smollm2_tokenizer.json.gz")["strings"]
+    return _load(f"{model}_tokenizer.json.gz")["strings"]
 
 
 def chats() -> list[dict[str, Any]]:
@@ -103,9 +109,14 @@ def assert_tokens_match(golden: GreedyGolden, tokens: Sequence[int], tol: float 
     return False
 
 
-def assert_all_match(continuations: dict[str, Sequence[int]], tol: float = NEAR_TIE_F32, max_excused: int = 2) -> int:
+def assert_all_match(
+    continuations: dict[str, Sequence[int]],
+    tol: float = NEAR_TIE_F32,
+    max_excused: int = 2,
+    model: str = "smollm2",
+) -> int:
     """`assert_tokens_match` for several goldens by name; returns how many were excused (at most `max_excused`)."""
-    goldens = greedy()
+    goldens = greedy(model)
     excused = [name for name, tokens in continuations.items() if assert_tokens_match(goldens[name], tokens, tol)]
     assert len(excused) <= max_excused, f"{len(excused)} near ties, at most {max_excused} expected: {excused}"
     return len(excused)

@@ -13,7 +13,9 @@ import jax
 import numpy as np
 
 from pagedjax.pages import NULL_PAGE, Pages
-from pagedjax.pages.hashing import prefix_hashes
+from pagedjax.pages.hashing import chain_seed, finish, prefix_hashes
+from pagedjax.pages.state import NO_TOKEN
+from pagedjax.pages.window import SLIDE_WIDTH
 
 
 @dataclasses.dataclass
@@ -39,6 +41,9 @@ class PagesOracle:
         self.queue = list(range(1, self.N))
         self.index: dict[int, Entry] = {}
         self.buckets = [[NULL_PAGE] * pages.buckets.shape[1] for _ in range(pages.buckets.shape[0])]
+        self.children = [list(ways) for ways in self.buckets]
+        self.hash_bits = pages.hash_bits
+        self.hash_of = dict.fromkeys(range(self.N), 0)  # also of pages that are published no more
 
     def _take(self) -> int:
         page = self.queue.pop(0)
@@ -53,6 +58,7 @@ class PagesOracle:
         self.counts[page] += 1
 
     def _give_back(self, walk: list[int]) -> int:
+        walk = [page for page in walk if page != NULL_PAGE]
         for page in walk:
             self.counts[page] -= 1
         seen: list[int] = []
@@ -84,9 +90,29 @@ class PagesOracle:
             if row < self.R:
                 self.rows[row] = [list(group) for group in before[s]] if s < self.R else [[] for _ in range(self.G)]
                 for page in (page for group in self.rows[row] for page in group):
-                    self.counts[page] += 1
+                    self.counts[page] += page != NULL_PAGE
                 walk += [page for group in before[row] for page in reversed(group)]
         return self._give_back(walk)
+
+    def slide(self, rows: list[int], first: list[list[int]], width: int = SLIDE_WIDTH) -> int:
+        """`first` by group, then by row. Round by round, `width` pages of each row and group at a time."""
+        ends = [[min(first[g][i], len(self.rows[r][0])) if r < self.R else 0 for g in range(self.G)]
+                for i, r in enumerate(rows)]  # fmt: skip
+        count = 0
+        while True:
+            walk = []
+            for i, row in enumerate(rows):
+                for g in range(self.G):
+                    for _ in range(width):
+                        if ends[i][g] > 0:
+                            ends[i][g] -= 1
+                            walk.append(self.rows[row][g][ends[i][g]])
+                            self.rows[row][g][ends[i][g]] = NULL_PAGE
+            walk = [page for page in walk if page != NULL_PAGE]
+            if not walk:
+                return count
+            count += len(walk)
+            self._give_back(walk)
 
     def cow(self, rows: list[int], logical: list[int]) -> tuple[list[tuple[int, int]], list[bool]]:
         copies, ok, failed = [], [], False
@@ -132,43 +158,164 @@ class PagesOracle:
         for row, ids, length, namespace in zip(rows, tokens, lengths, namespaces, strict=True):
             found: list[int] = []
             if row < self.R and not self.rows[row][0]:
-                found = self._find(ids, namespace, max(length - 1, 0) // self.S)
-                self.rows[row] = [found]
-                for page in found:
+                limit = max(length - 1, 0) // self.S
+                chains = [self._find(ids, namespace * self.G + g, limit) for g in range(self.G)]
+                found = min(chains, key=len)
+                self.rows[row] = [chain[: len(found)] for chain in chains]
+                for page in (page for group in self.rows[row] for page in group):
                     self._own(page)
             out.append(len(found))
         return out
 
-    def publish(self, rows: list[int], tokens: list[list[int]], lengths: list[int], namespaces: list[int]) -> list[int]:
+    def _root(self, namespace: int) -> int:
+        seed = chain_seed(np.asarray([namespace], np.uint32), self.secret)
+        return int(finish(seed, self.secret, self.hash_bits)[0])
+
+    def _before(self, page: int) -> int | None:
+        """Hash of what comes before a published page; None where that is gone."""
+        parent, generation = self.index[page].parent
+        if parent >= self.N:
+            return self._root(parent - self.N)
+        return self.hash_of[parent] if self.generation[parent] == generation else None
+
+    def _best_child(self, link: tuple[int, int], before: int, following: list[int]) -> tuple[int, int]:
+        """The listed page behind a prefix that begins most like `following`, and how many tokens agree."""
+        best = (NULL_PAGE, 0)
+        for page in self.children[before % len(self.children)]:
+            if page in self.index and self.index[page].parent == link:
+                agree = 0
+                for have, want in zip(self.index[page].tokens, following, strict=False):
+                    if have != want:
+                        break
+                    agree += 1
+                if agree > best[1]:
+                    best = (page, agree)
+        return best
+
+    def adopt(
+        self, rows: list[int], tokens: list[list[int]], lengths: list[int], namespaces: list[int]
+    ) -> tuple[list[tuple[int, int]], list[int]]:
+        found = []
+        for row, ids, length, namespace in zip(rows, tokens, lengths, namespaces, strict=True):
+            found.append((NULL_PAGE, 0))
+            if row < self.R and len(self.rows[row][0]) < self.P:
+                mine = self.rows[row][0]
+                following = ids[len(mine) * self.S : max(0, min((len(mine) + 1) * self.S, length - 1))]
+                link = (mine[-1], self.generation[mine[-1]]) if mine else (self.N + namespace, 0)
+                before = self.hash_of[mine[-1]] if mine else self._root(namespace)
+                found[-1] = self._best_child(link, before, following)
+        sources = [page for page, agree in found if agree]
+        for page in sources:
+            self._own(page)
+        copies, counts, failed = [], [], False
+        for row, (page, agree) in zip(rows, found, strict=True):
+            failed = failed or (agree > 0 and not self.queue)
+            if agree and not failed:
+                self.rows[row][0].append(self._take())
+                copies.append((page, self.rows[row][0][-1]))
+            counts.append(0 if failed else agree)
+        self._give_back(sources)
+        return copies, counts
+
+    def publish(
+        self,
+        rows: list[int],
+        tokens: list[list[int]],
+        lengths: list[int],
+        namespaces: list[int],
+        tails: list[int] | None = None,
+    ) -> list[int]:
         return [
-            self._publish_row(row, ids, length, namespace) if row < self.R else 0
-            for row, ids, length, namespace in zip(rows, tokens, lengths, namespaces, strict=True)
+            min(self._publish_row(row, g, ids, length, namespace * self.G + g, bool(tail)) for g in range(self.G))
+            if row < self.R
+            else 0
+            for row, ids, length, namespace, tail in zip(
+                rows, tokens, lengths, namespaces, tails or [0] * len(rows), strict=True
+            )
         ]
 
-    def _publish_row(self, row: int, tokens: list[int], length: int, namespace: int) -> int:
-        mine = self.rows[row][0]
+    def _publish_row(self, row: int, g: int, tokens: list[int], length: int, namespace: int, tail: bool) -> int:
+        mine = self.rows[row][g]
         full = min(length // self.S, len(mine))
         found = self._find(tokens, namespace, full)
         dropped = []
         for i, page in enumerate(found):
-            if mine[i] != page:
+            if mine[i] not in (page, NULL_PAGE):
                 self._own(page)
                 dropped.insert(0, mine[i])
                 mine[i] = page
         self._give_back(dropped)
+        if NULL_PAGE in mine[len(found) : full]:
+            return len(found)  # what was given back is not known any more, so nothing can follow it
+        mine = found + mine[len(found) :]
+        tokens = [token if t < length else NO_TOKEN for t, token in enumerate(tokens)]
         hashes = self._hashes(tokens, namespace)
         ways = {bucket: self._ways(bucket) for bucket in {h % len(self.buckets) for h in hashes[len(found) : full]}}
+        published = full
         for i in range(len(found), full):
             bucket = hashes[i] % len(self.buckets)
             if not ways[bucket]:
-                return i
+                published = i
+                break
             way = ways[bucket].pop(0)
             if self._listed(bucket, way) and self.counts[self.buckets[bucket][way]] == 0:
                 self.index.pop(self.buckets[bucket][way])
             self.buckets[bucket][way] = mine[i]
-            parent = (mine[i - 1], self.generation[mine[i - 1]]) if i else (self.N + namespace, 0)
-            self.index[mine[i]] = Entry(parent, tuple(tokens[i * self.S : (i + 1) * self.S]), hashes[i])
-        return full
+            self._enter(mine, i, tokens, hashes, namespace)
+        new = list(range(len(found), published))
+        unfilled = tail and published == full and length % self.S > 0 and len(mine) > full
+        if unfilled and self._is_news(mine, full, tokens[full * self.S : length], hashes, namespace):
+            new.append(full)
+        self._list(mine, new, full, tokens, hashes, namespace)
+        return published
+
+    def _link(self, mine: list[int], i: int, namespace: int) -> tuple[int, int]:
+        return (mine[i - 1], self.generation[mine[i - 1]]) if i else (self.N + namespace, 0)
+
+    def _enter(self, mine: list[int], i: int, tokens: list[int], hashes: list[int], namespace: int) -> None:
+        content = tuple(tokens[i * self.S : (i + 1) * self.S])
+        self.index[mine[i]] = Entry(self._link(mine, i, namespace), content, hashes[i])
+        self.hash_of[mine[i]] = hashes[i]
+
+    def _is_news(self, mine: list[int], i: int, content: list[int], hashes: list[int], namespace: int) -> bool:
+        before = hashes[i - 1] if i else self._root(namespace)
+        _, agree = self._best_child(self._link(mine, i, namespace), before, content)
+        return agree < len(content) and self.counts[mine[i]] == 1
+
+    def _list(
+        self, mine: list[int], new: list[int], full: int, tokens: list[int], hashes: list[int], namespace: int
+    ) -> None:
+        """List pages `new` of a row under what comes before them; number `full` is the unfilled one."""
+        places = []
+        buckets = {i: (hashes[i - 1] if i else self._root(namespace)) % len(self.children) for i in new}
+        ways = {bucket: self._child_ways(bucket) for bucket in buckets.values()}
+        for i, bucket in buckets.items():
+            if ways[bucket]:
+                places.append((i, bucket, ways[bucket].pop(0)))
+        for _, bucket, way in places:
+            old = self.children[bucket][way]
+            if self._is_listed_child(bucket, way) and self.index[old].tokens[-1] == NO_TOKEN:
+                self.index.pop(old)
+        for i, bucket, way in places:
+            if i == full:
+                self._enter(mine, i, tokens, hashes, namespace)
+            self.children[bucket][way] = mine[i]
+
+    def _is_listed_child(self, bucket: int, way: int) -> bool:
+        page = self.children[bucket][way]
+        before = self._before(page) if page in self.index else None
+        return before is not None and before % len(self.children) == bucket
+
+    def _child_ways(self, bucket: int) -> list[int]:
+        ways = range(len(self.children[bucket]))
+        stale = [way for way in ways if not self._is_listed_child(bucket, way)]
+        unowned = [way for way in ways if way not in stale and self.counts[self.children[bucket][way]] == 0]
+
+        def last_to_go(way: int) -> tuple[bool, int]:
+            page = self.children[bucket][way]
+            return self.index[page].tokens[-1] == NO_TOKEN, self.queue.index(page)
+
+        return stale + sorted(unowned, key=last_to_go)
 
     def _listed(self, bucket: int, way: int) -> bool:
         entry = self.index.get(self.buckets[bucket][way])
@@ -216,6 +363,7 @@ class PagesOracle:
             ("num_unowned", int(pages.num_unowned), len(self.queue)),
             ("index", index, self.index),
             ("buckets", pages.buckets.tolist(), self.buckets),
+            ("children", pages.children.tolist(), self.children),
         ):
             if have != want:
                 return f"{name}: have {have}, want {want}"

@@ -3,7 +3,7 @@
 import pytest
 
 from pagedjax.pages import capacity
-from pagedjax.pages.capacity import GIB
+from pagedjax.pages.capacity import GIB, Footprint
 
 MODELS = {  # layers, heads, head dim, bytes per token in FP16
     "OPT-13B": (40, 40, 128, 819_200),
@@ -65,6 +65,57 @@ def test_capacity_table():
     assert [line.concurrent_requests for line in lines] == [982, 40, 8]
     assert [line.pages_per_request for line in lines] == [1, 32, 128]
     assert lines[0].usable_tokens == 15_712
+
+
+def footprint_by_walking(windows, page_size, num_tokens, chunk):
+    """Most pages by group that a row holds on its way, page by page, and what it holds in the end."""
+    most = [0] * len(windows)
+    held = [set() for _ in windows]
+    computed = 0
+    while computed < num_tokens:
+        step = min(chunk, num_tokens - computed)
+        for g, pages in enumerate(held):
+            pages |= {t // page_size for t in range(computed, computed + step)}
+            most[g] = max(most[g], len(pages))
+        computed += step
+        for pages, window in zip(held, windows, strict=True):
+            if window:
+                pages -= {p for p in pages if (p + 1) * page_size <= computed - window + 1}
+    return tuple(most), tuple(len(pages) for pages in held)
+
+
+@pytest.mark.parametrize("page_size", [1, 4, 7])
+@pytest.mark.parametrize("chunk", [1, 5, 16])
+def test_footprint_bounds_what_a_row_holds(page_size, chunk):
+    windows = (0, 1, 6, 13)
+    footprint = Footprint(page_size, windows)
+    reached = [0] * len(windows)
+    for num_tokens in range(60):
+        most, held = footprint_by_walking(windows, page_size, num_tokens, chunk)
+        assert footprint.held(num_tokens) == held
+        bound = footprint.most(num_tokens, chunk)
+        assert all(a <= b for a, b in zip(most, bound, strict=True)), (num_tokens, most, bound)
+        reached = [max(a, b) for a, b in zip(reached, most, strict=True)]
+    # The bound of a group without a window is exact, that of the others is off by what alignment does not bring about.
+    assert reached[0] == footprint.most(59, chunk)[0] == -(-59 // page_size)
+    assert all(b - a <= 1 for a, b in zip(reached, footprint.most(59, chunk), strict=True))
+
+
+def test_footprint_of_one_group_is_its_pages():
+    footprint = Footprint(16)
+    assert footprint.held(33) == footprint.most(33, 512) == (3,)
+    assert footprint.growth(16, 33, 1) == 2
+    assert [footprint.longest(usable, 512, 1000) for usable in (1, 62, 63, 999)] == [16, 992, 1000, 1000]
+
+
+def test_the_longest_sequence_of_a_hybrid_pool():
+    footprint = Footprint(4, (0, 12, 12))
+    for usable in range(3, 40):
+        longest = footprint.longest(usable, 8, 400)
+        assert longest % 4 == 0
+        assert sum(footprint.most(longest, 8)) <= usable < sum(footprint.most(longest + 1, 8))
+    assert Footprint(4, (12,)).longest(6, 8, 400) == 400
+    assert footprint.longest(2, 8, 400) == 0
 
 
 @pytest.mark.parametrize(

@@ -278,14 +278,6 @@ def test_least_recently_released_content_goes_first():
         assert sound(hit, usable=5)
 
 
-def test_prefix_verbs_need_one_group():
-    pages = init_pages(num_pages=8, page_size=4, max_rows=2, max_pages_per_row=2, num_groups=2)
-    args = (ints([0]), ints([[1] * 8]), ints([8]), ints([0]))
-    for verb in (verbs.match, verbs.publish):
-        with pytest.raises(ValueError, match="num_groups = 1, got 2"):
-            verb(pages, *args)
-
-
 @pytest.mark.parametrize(
     "bad", [{"num_pages": 1}, {"page_size": 0}, {"max_rows": 0}, {"hash_bits": 33}, {"num_buckets": 3}, {"num_ways": 0}]
 )

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from pagedjax.pages import alloc, cow, init_pages, match, pin, publish, remap, unpin
+from pagedjax.pages import adopt, alloc, cow, init_pages, match, pin, publish, remap, slide, unpin
 
 N, R, P, S, C = 1_000_000, 64, 64, 16, 16
 
@@ -35,9 +35,11 @@ def alloc_and_cow(pages, rows, need, logical):
         (remap, (ROWS, ROWS)),
         (alloc_and_cow, (ROWS, ROWS, ROWS)),
         (match, (ROWS, TEXTS, ROWS, ROWS)),
-        (publish, (ROWS, TEXTS, ROWS, ROWS)),
+        (adopt, (ROWS, TEXTS, ROWS, ROWS)),
+        (publish, (ROWS, TEXTS, ROWS, ROWS, jax.ShapeDtypeStruct(ROWS.shape, jnp.bool_))),
         (pin, (ROWS,)),
         (unpin, (ROWS,)),
+        (slide, (ROWS, abstract(1, C))),
     ],
     ids=lambda x: getattr(x, "__name__", None),
 )

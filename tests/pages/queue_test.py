@@ -4,6 +4,7 @@ import jax
 import numpy as np
 
 from pagedjax.pages import alloc, check, init_pages, match, publish, remap
+from pagedjax.pages.queue import upcoming
 from tests.oracles.pages_oracle import PagesOracle
 from tests.pages.world import ints, shift_positions
 
@@ -48,3 +49,27 @@ def test_a_ring_full_of_stale_entries_is_squeezed():
         assert oracle.difference(jax.device_get(pages)) is None
         call("remap", rows, [ROWS] * ROWS)
     assert check(pages) == []
+
+
+def test_upcoming_names_the_published_pages_in_the_order_they_are_taken():
+    pages = init_pages(num_pages=33, page_size=1, max_rows=ROWS, max_pages_per_row=32, secret=(1, 2))
+    rows, zeros = list(range(ROWS)), [0] * ROWS
+    texts = [[100 * i + t for t in range(9)] for i in rows]
+    pages, _ = alloc(pages, ints(rows), ints([6, 7, 5, 3]))
+    pages, _ = publish(pages, ints(rows), ints(texts), ints([4, 7, 0, 3]), ints(zeros))
+    pages, _ = remap(pages, ints([2, 0, 1]), ints([ROWS] * 3))  # row 3 keeps its pages
+    pages, _ = match(pages, ints([0]), ints([texts[1]]), ints([3]), ints([0]))  # revives two
+    pages, _ = remap(pages, ints([0]), ints([ROWS]))  # and they are the youngest now
+    for width in (4, 20):
+        ids, generations = map(np.asarray, jax.jit(upcoming, static_argnums=1)(pages, width))
+        real = ids[ids < 33].tolist()
+        assert (ids[len(real) :] == 33).all()
+        np.testing.assert_array_equal(generations[: len(real)], np.asarray(pages.generation)[real])
+        after, taken = pages, []
+        published = np.asarray(pages.parent) != 0
+        for _ in range(int(pages.num_unowned)):
+            after, _ = alloc(after, ints([0]), ints([1]))
+            page = int(after.table[0, 0, int(after.num_pages[0]) - 1])
+            taken += [page] if published[page] else []
+        assert len(taken) == 4 + 7
+        assert real == taken[:width]

@@ -10,7 +10,7 @@ from tests.pages.world import ints
 
 N, S, R, P = 16, 4, 4, 8
 EMPTY = R  # as a source row
-ALLOC, REMAP, COW, COW_NEED, MATCH, PUBLISH, PIN, UNPIN, STATS = map(
+ALLOC, REMAP, COW, COW_NEED, MATCH, ADOPT, PUBLISH, PIN, UNPIN, STATS = map(
     jax.jit,
     (
         verbs.alloc,
@@ -18,6 +18,7 @@ ALLOC, REMAP, COW, COW_NEED, MATCH, PUBLISH, PIN, UNPIN, STATS = map(
         verbs.cow,
         verbs.cow_need,
         verbs.match,
+        verbs.adopt,
         verbs.publish,
         verbs.pin,
         verbs.unpin,
@@ -72,8 +73,13 @@ def match(pages, rows, tokens, lengths, namespaces):
     return pages, found[: len(rows)].tolist()
 
 
-def publish(pages, rows, tokens, lengths, namespaces):
-    pages, count = PUBLISH(pages, pad(rows, R), texts(tokens), pad(lengths), pad(namespaces))
+def adopt(pages, rows, tokens, lengths, namespaces):
+    pages, copies, more = ADOPT(pages, pad(rows, R), texts(tokens), pad(lengths), pad(namespaces))
+    return pages, [pair for pair in copies.tolist() if pair[1] < N], more[: len(rows)].tolist()
+
+
+def publish(pages, rows, tokens, lengths, namespaces, tails=None):
+    pages, count = PUBLISH(pages, pad(rows, R), texts(tokens), pad(lengths), pad(namespaces), pad(tails or []) > 0)
     return pages, count[: len(rows)].tolist()
 
 

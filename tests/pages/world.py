@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from pagedjax import pages as verbs
-from pagedjax.pages import Pages, check, init_pages
+from pagedjax.pages import NULL_PAGE, Pages, check, init_pages
 from tests.oracles.pages_oracle import PagesOracle
 
 VERBS: dict[str, Callable] = {
@@ -23,9 +23,11 @@ VERBS: dict[str, Callable] = {
     "remap": verbs.remap,
     "cow": verbs.cow,
     "match": verbs.match,
-    "publish": verbs.publish,
+    "adopt": verbs.adopt,
+    "publish": lambda pages, *args: verbs.publish(pages, *args[:-1], args[-1] > 0),
     "pin": verbs.pin,
     "unpin": verbs.unpin,
+    "slide": verbs.slide,
 }
 
 COW_NEED = jax.jit(verbs.cow_need)
@@ -44,6 +46,17 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "num_buckets": 4,
         "num_ways": 2,
     },
+    # Three layer groups, two of which see a window.
+    "windows": {
+        "num_pages": 60,
+        "page_size": 2,
+        "max_rows": 5,
+        "max_pages_per_row": 12,
+        "num_groups": 3,
+        "secret": (7, 8),
+    },
+    # One table for all layers, which all see a window.
+    "one_window": {"num_pages": 40, "page_size": 2, "max_rows": 5, "max_pages_per_row": 12, "secret": (9, 10)},
     # Two layer groups and a pool that is always short.
     "groups": {
         "num_pages": 30,
@@ -54,6 +67,10 @@ GEOMETRIES: dict[str, dict[str, Any]] = {
         "secret": (5, 6),
     },
 }
+
+
+WINDOWS = {"windows": (0, 3, 6), "one_window": (5,)}
+"""Tokens that a query sees, by group, in geometries where that is not all."""
 
 
 def ints(values: Any) -> jax.Array:
@@ -97,10 +114,12 @@ class World:
         self.namespace = [0] * self.R
         self.pins: list[int] = []
         self.kv: dict[tuple[int, int], tuple] = {}
-        self.hits = self.failures = self.copies = 0
+        self.windows = WINDOWS.get(geometry, (0,) * self.G)
+        self.hits = self.partial_hits = self.failures = self.copies = self.given_back = 0
 
     @property
-    def indexed(self) -> bool:
+    def adopts(self) -> bool:
+        """Hits within a page are found where there is one group."""
         return self.G == 1
 
     def _call(self, name: str, *args: Any) -> Any:
@@ -157,9 +176,11 @@ class World:
             logical, offset = divmod(len(self.tokens[row]), self.S)
             self.tokens[row].append(token)
             for group in self.oracle.rows[row]:
+                assert group[logical] != NULL_PAGE
                 assert self.oracle.counts[group[logical]] == 1 or group[logical] in self.pins, (
                     "a shared page was written"
                 )
+                assert group[logical] not in self.oracle.index, "a published page was written"
                 self.kv[group[logical], offset] = (self.namespace[row], *self.tokens[row])
 
     def remap(self, rows: list[int], src: list[int]) -> None:
@@ -192,16 +213,48 @@ class World:
             self.tokens[r], self.namespace[r] = prompt[: n * self.S], namespace
             self.hits += n
         self.verify()
+        if self.adopts:
+            self._adopt(rows, prompts, args)
 
-    def publish(self, rows: list[int], lengths: list[int]) -> None:
+    def _adopt(self, rows: list[int], prompts: list[list[int]], args: tuple) -> None:
+        copies, more = self._call("adopt", *args)
+        pairs = [(s, d) for s, d in copies.tolist() if d < self.N]
+        assert (pairs, more.tolist()) == self.oracle.adopt(*args)
+        for source, target in pairs:
+            for offset in range(self.S):
+                self.kv[target, offset] = self.kv.get((source, offset), ())
+        for r, prompt, n in zip(rows, prompts, more.tolist(), strict=False):
+            self.tokens[r] = prompt[: len(self.tokens[r]) + n]
+            assert len(self.tokens[r]) < max(len(prompt), 1)
+        self.partial_hits += len(pairs)
+        self.verify()
+
+    def end(self, rows: list[int]) -> None:
+        """Rows that are done: everything they hold is published, then they are released."""
+        self.publish(rows, [len(self.tokens[r]) for r in rows], tail=True)
+        self.remap(rows, [self.R] * len(rows))
+
+    def publish(self, rows: list[int], lengths: list[int], *, tail: bool = False) -> None:
         args = (
             self._pad(rows, self.R),
             self._texts([self.tokens[r] for r in rows]),
             self._pad(lengths, 9),
             self._pad([self.namespace[r] for r in rows], 0),
+            self._pad([int(tail)] * len(rows), 0),
         )
         (count,) = self._call("publish", *args)
         assert count.tolist() == self.oracle.publish(*args)
+        self.verify()
+
+    def slide(self, rows: list[int]) -> None:
+        """Give back what the rows' next tokens do not see."""
+        rows = self._pad(rows, self.R)
+        lengths = [len(self.tokens[r]) if r < self.R else 9 for r in rows]
+        first = [[max(n - w + 1, 0) // self.S if w else 0 for n in lengths] for w in self.windows]
+        assert verbs.first_needed(ints(lengths), self.windows, self.S).tolist() == first
+        (count,) = self._call("slide", rows, first)
+        assert int(count) == self.oracle.slide(rows, first)
+        self.given_back += int(count)
         self.verify()
 
     def pin(self, ids: list[int]) -> None:
@@ -223,11 +276,16 @@ class World:
     def verify(self) -> None:
         """Invariants, equality with the oracle, and everybody's past behind every token."""
         host = jax.device_get(self.pages)
-        assert check(host, self.pins) == []
+        assert check(host, self.pins, self.windows) == []
         assert self.oracle.difference(host) is None, self.oracle.difference(host)
         for r in range(self.R):
-            for t in range(len(self.tokens[r])):
-                for group in self.oracle.rows[r]:
+            length = len(self.tokens[r])
+            for t in range(length):
+                for group, window in zip(self.oracle.rows[r], self.windows, strict=True):
+                    if group[t // self.S] == NULL_PAGE:
+                        assert window, f"row {r}, token {t}: given back without a window"
+                        assert t <= length - window, f"row {r}, token {t}: given back inside the window"
+                        continue
                     past = (self.namespace[r], *self.tokens[r][: t + 1])
                     assert self.kv[group[t // self.S], t % self.S] == past, (
                         f"row {r}, token {t}: a page of somebody else"
@@ -242,14 +300,28 @@ class World:
         assert int(stats.free + stats.cached) == self.N - 1
 
 
-OPERATIONS = ("admit", "grow", "grow", "grow", "exhaust", "remap", "release", "publish", "publish", "pin", "unpin")
+OPERATIONS = (
+    "admit",
+    "grow",
+    "grow",
+    "grow",
+    "exhaust",
+    "remap",
+    "end",
+    "release",
+    "publish",
+    "publish",
+    "pin",
+    "unpin",
+    "slide",
+)
 
 
 def step(world: World, rng: random.Random, kind: str) -> None:
     """One random operation of a kind, valid in the world's present state."""
     w = world
     rows = rng.sample(range(w.R), rng.randint(1, w.R))
-    if kind == "admit" and w.indexed:
+    if kind == "admit":
         rows = [r for r in rows if not w.oracle.rows[r][0]]
         # Two first tokens and two others: many prompts begin alike.
         prompts = [
@@ -264,10 +336,14 @@ def step(world: World, rng: random.Random, kind: str) -> None:
         w.grow(rows, news)
     elif kind == "remap":
         w.remap(rows, [rng.randint(0, w.R) for _ in rows] if rng.random() < 0.5 else rng.sample(rows, len(rows)))
+    elif kind == "end" and w.adopts:
+        w.end(rows)
     elif kind == "release":
         w.remap(rows, [w.R] * len(rows))
-    elif kind == "publish" and w.indexed:
+    elif kind == "publish":
         w.publish(rows, [rng.randint(0, len(w.tokens[r])) if rng.random() < 0.3 else len(w.tokens[r]) for r in rows])
+    elif kind == "slide" and any(w.windows):
+        w.slide(rows)
     elif kind == "pin":
         w.pin([rng.choice([w.N, rng.randint(1, w.N - 1)]) for _ in range(rng.randint(0, 3))])
     elif kind == "unpin":

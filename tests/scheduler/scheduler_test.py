@@ -2,22 +2,9 @@
 
 from __future__ import annotations
 
-from pagedjax import Request, SamplingParams
-from pagedjax.config import SchedulerConfig
 from pagedjax.policy import by_priority, first_come
 from pagedjax.scheduler import Phase, Scheduler, Sequence
-
-
-def sequence(rank: int, *, prompt: int = 8, grow: int = 8, priority: int = 0, first: int | None = None) -> Sequence:
-    """A waiting sequence whose prompt begins with `first` (by default, with its rank)."""
-    ids = (rank if first is None else first,) * prompt
-    request = Request(str(rank), ids, SamplingParams(), priority=priority)
-    return Sequence.start(request, index=0, rank=rank, max_total=prompt + grow, namespace=0)
-
-
-def make(policy=first_come, *, seqs: int = 4, tokens: int = 16, share: float = 0.0, caching: bool = True) -> Scheduler:
-    config = SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=tokens, growth_share=share)
-    return Scheduler(config, page_size=4, policy=policy, prefix_caching=caching)
+from tests.scheduler.machine import make, sequence
 
 
 def admit(scheduler: Scheduler, pages: int, width: int = 8) -> list[Sequence]:
@@ -42,6 +29,37 @@ def test_admission_leaves_the_pages_that_running_sequences_need():
     assert scheduler.candidates(7, 8) == []  # nothing was given back since
     scheduler.remove(scheduler.running[0])
     assert [s.rank for s in admit(scheduler, 7)] == [2]
+
+
+def test_who_comes_before_the_one_that_found_no_room_is_tried():
+    scheduler = make(by_priority)
+    for i in range(3):
+        scheduler.add(sequence(i))
+    assert len(admit(scheduler, 7)) == 2
+    assert scheduler.blocked
+    scheduler.add(sequence(3, priority=1))
+    assert scheduler.candidates(7, 8) == []
+    scheduler.add(sequence(4, priority=-1, prompt=2))
+    assert [s.rank for s, _ in scheduler.candidates(7, 8)] == [4]
+    scheduler.remove(next(s for s in scheduler.waiting if s.rank == 2))  # the one that was refused goes away
+    assert not scheduler.blocked
+    assert [s.rank for s, _ in scheduler.candidates(7, 8)] == [4, 3]
+
+
+def test_layer_groups_take_a_page_each_and_windows_bound_them():
+    """107 tokens are 27 pages in the full group; a window of 8 with a chunk of 16 lies in at most 7."""
+    for pages, admitted in ((81, [0]), (82, [0, 1])):
+        scheduler = make(share=1.0, windows=(0, 8, 8))
+        scheduler.add(sequence(0, grow=100))
+        scheduler.add(sequence(1, grow=100))
+        assert [s.rank for s in admit(scheduler, pages)] == admitted
+    s = scheduler.running[0]
+    assert scheduler.pages_needed([(s, 8)]) == 6
+    s.num_computed, s.shares_last_page = 8, True
+    assert scheduler.pages_needed([(s, 1)]) == 6
+    # While it decodes its windows need 3 pages each, of which it holds two.
+    s.num_tokens, s.shares_last_page, s.phase = 9, False, Phase.DECODE
+    assert scheduler._outstanding([s]) == 25 + 1 + 1
 
 
 def test_alone_there_is_always_room():
@@ -82,6 +100,39 @@ def test_chunks_fill_the_step_after_those_that_decode():
     assert scheduler.plan().is_decode
 
 
+def test_who_yielded_does_not_come_back_before_somebody_ends():
+    scheduler = make(by_priority)
+    for rank in range(4):
+        scheduler.add(sequence(rank))
+    admit(scheduler, 100)
+    for rank in (2, 3):  # the order in which they yield does not matter
+        scheduler.preempt([next(s for s in scheduler.running if s.rank == rank)])
+    assert scheduler.candidates(100, 8) == []
+    scheduler.add(sequence(4))
+    assert scheduler.candidates(100, 8) == []
+    scheduler.add(sequence(5, priority=-1))
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5]
+    scheduler.remove(scheduler.running[0])
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5, 2, 3]
+    admit(scheduler, 100, width=1)
+    for s in list(scheduler.running):
+        scheduler.preempt([s])
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [5, 1, 2, 3]  # nobody runs: nobody is robbed
+
+
+def test_beams_whose_siblings_wait_for_them_go_first():
+    scheduler = make(by_priority)
+    first, second = sequence(0, priority=1), sequence(1, priority=1)
+    second.request = first.request  # two beams of one search
+    scheduler.add(first)
+    admit(scheduler, 100)
+    scheduler.add(second)
+    scheduler.add(sequence(2, priority=0))
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [2, 1]
+    first.held = True
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [1, 2]
+
+
 def test_the_youngest_yields_and_keeps_its_place():
     scheduler = make()
     for rank in range(3):
@@ -91,6 +142,25 @@ def test_the_youngest_yields_and_keeps_its_place():
     assert victim.rank == 2
     scheduler.add(sequence(3))
     victim.append([1, 2])
-    scheduler.preempt(victim)
+    scheduler.preempt([victim])
     assert (victim.phase, victim.row, victim.num_computed, victim.num_tokens) == (Phase.WAITING, None, 0, 10)
-    assert [s.rank for s in scheduler.waiting] == [2, 3]
+    scheduler.remove(scheduler.running[0])
+    assert [s.rank for s, _ in scheduler.candidates(100, 8)] == [2, 3]
+
+
+def test_nobody_is_admitted_between_a_preemption_and_an_end():
+    """Else two could take the same pages from each other for ever."""
+    scheduler = make()
+    for rank in range(3):
+        scheduler.add(sequence(rank))
+    first, second, third = admit(scheduler, 100)
+    scheduler.preempt([third])
+    assert admit(scheduler, 100) == []
+    scheduler.preempt([second])
+    assert admit(scheduler, 100) == []
+    scheduler.remove(first)
+    assert admit(scheduler, 100) == [second, third]
+    # Beams that wait for one another cannot end before the rest of them is admitted.
+    second.held = True
+    scheduler.preempt([third])
+    assert admit(scheduler, 100) == [third]

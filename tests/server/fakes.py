@@ -69,6 +69,7 @@ class FakeAsyncEngine:
         self.max_model_len = max_model_len
         self.vocab_size = 258
         self.num_usable_pages = 100
+        self.secret = b"12345678"
         self.script = script or fixed("hello")
         self.chunk = chunk
         self.delay = delay
@@ -107,11 +108,22 @@ class FakeAsyncEngine:
             pages_cached=7,
             pages_shared=0,
             pages_pending=0,
+            sharing_ratio=0.25,
+            owned_shares={"tokens": 0.75, "reserved": 0.25, "internal": 0.0},
+            pool_shares={"tokens": 0.5, "free": 0.5},
+            forks=3,
+            page_copies=2,
             generation_tokens=0,
             cached_prompt_tokens=self.cached_tokens,
             prefix_queries=0,
             prefix_hits=0,
             preemptions=0,
+            swapped_out_pages=0,
+            swapped_in_pages=0,
+            spilled_pages=0,
+            revived_pages=0,
+            host_pages_used=3,
+            host_pages_total=9,
             steps=0,
             dispatches=0,
             compilations_after_warm_up=0,
@@ -158,8 +170,15 @@ class FakeAsyncEngine:
         sampling = request.sampling
         plans = [self._plan(request, i) for i in range(sampling.n)]
         generated = position = 0
+        started = asyncio.get_running_loop().time()
         while any(position < len(ids) for ids, _ in plans):
             await asyncio.sleep(self.delay)
+            if request.deadline is not None and asyncio.get_running_loop().time() - started > request.deadline:
+                ended = [CompletionOutput(i, "", [], finish_reason=FinishReason.DEADLINE) for i in range(sampling.n)]
+                yield RequestOutput(
+                    request.request_id, request.prompt_ids, ended, finished=True, num_generated_tokens=generated
+                )
+                return
             if not self.is_alive:
                 raise EngineDeadError("the engine has stopped")
             if self.fail_after is not None and position >= self.fail_after:

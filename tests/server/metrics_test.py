@@ -36,6 +36,13 @@ def test_gauges_show_the_engine_at_the_moment_of_the_scrape():
         assert found[f"pagedjax:num_requests_running{{{MODEL}}}"] == 0
         assert found[f"pagedjax:kv_pages_used{{{MODEL}}}"] == 0
         assert found[f"pagedjax:kv_pages_cached{{{MODEL}}}"] == 7
+        assert found[f"pagedjax:host_pages{{{MODEL}}}"] == 9
+        assert found[f"pagedjax:host_pages_used{{{MODEL}}}"] == 3
+    assert busy[f"pagedjax:kv_sharing_ratio{{{MODEL}}}"] == 0.25
+    assert busy[f'pagedjax:kv_owned_share{{{MODEL},part="reserved"}}'] == 0.25
+    assert busy[f'pagedjax:kv_pool_share{{{MODEL},part="free"}}'] == 0.5
+    assert busy[f"pagedjax:forks_total{{{MODEL}}}"] == 3
+    assert busy[f"pagedjax:page_copies_total{{{MODEL}}}"] == 2
     states = [v for k, v in busy.items() if k.startswith("pagedjax:kv_pages{")]
     assert sum(states) == busy[f"pagedjax:kv_pages_usable{{{MODEL}}}"]
     assert after[f'pagedjax:request_success_total{{finished_reason="stop",{MODEL}}}'] == 3

@@ -28,6 +28,7 @@ NUMBERS = {  # field: (lowest, highest, a value just below, a value just above)
     "presence_penalty": (-2, 2, -2.01, 2.01),
     "frequency_penalty": (-2, 2, -2.01, 2.01),
     "repetition_penalty": (0.01, 10, 0, 10.01),
+    "deadline_ms": (1000, 86_400_000, 0, 86_400_001),
 }
 NOT_NUMBERS = ["1", "x", True, False, [], [1], {}, float("nan"), float("inf"), -float("inf"), 10**400]
 BOOLEANS = ["stream", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "return_token_ids"]
@@ -122,15 +123,43 @@ def test_lists_and_maps(path):
     )
 
 
+@pytest.mark.parametrize("path", [COMPLETIONS, CHAT])
+def test_beam_search_fields(path):
+    search = {"use_beam_search": True}
+    check_many(
+        path,
+        [
+            ({**search, "n": 4}, None),
+            ({**search, "n": 2, "best_of": 6, "length_penalty": -0.5, "early_stopping": "never"}, None),
+            ({**search, "n": 2, "beam_width": 3, "early_stopping": True}, None),
+            ({**search, "temperature": 0.7}, None),
+            ({"best_of": 1, "length_penalty": 1.0, "early_stopping": False, "use_beam_search": False}, None),
+            ({"best_of": 2}, "best_of"),
+            ({"beam_width": 2}, "beam_width"),
+            ({"length_penalty": 0.5}, "length_penalty"),
+            ({"early_stopping": True}, "early_stopping"),
+            ({**search, "n": 11}, "beam_width"),
+            ({**search, "n": 3, "best_of": 2}, "n"),
+            ({**search, "best_of": 0}, "beam_width"),
+            ({**search, "best_of": 2, "beam_width": 3}, "beam_width"),
+            ({**search, "best_of": 2.5}, "best_of"),
+            ({**search, "n": 2, "early_stopping": "maybe"}, "early_stopping"),
+            ({**search, "n": 2, "length_penalty": 11}, "length_penalty"),
+            ({**search, "n": 2, "stream": True}, "stream"),
+            ({**search, "n": 2, "stop": ["x"]}, "stop"),
+            ({**search, "n": 2, "min_tokens": 2}, "min_tokens"),
+            ({**search, "n": 2, "presence_penalty": 1}, "presence_penalty"),
+        ],
+    )
+
+
 @pytest.mark.parametrize(
     ("field", "value"),
     [
         ("suffix", "x"),
-        ("best_of", 2),
         ("guided_json", {}),
         ("guided_regex", "a*"),
         ("structured_outputs", {"json": {}}),
-        ("use_beam_search", True),
         ("bad_words", ["x"]),
         ("allowed_token_ids", [1]),
         ("prompt_embeds", "x"),

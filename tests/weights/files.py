@@ -42,6 +42,13 @@ NAMES = {
     "mlp.down_proj": "ffn_down",
 }
 
+GEMMA3_NAMES = {
+    **NAMES,
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+
 
 def block_spec(**changes: Any) -> ModelSpec:
     """A tiny model with rows of multiples of 32 numbers, as quantised types need, and the tokenizer's vocabulary."""
@@ -131,12 +138,13 @@ def write_folder(
     return folder
 
 
-def gguf_name(name: str) -> str:
+def gguf_name(name: str, architecture: str = "llama") -> str:
+    names = GEMMA3_NAMES if architecture == "gemma3" else NAMES
     stem, _, kind = name.rpartition(".")
     if stem.startswith("model.layers."):
         layer, _, rest = stem.removeprefix("model.layers.").partition(".")
-        return f"blk.{layer}.{NAMES[rest]}.{kind}"
-    return f"{NAMES[stem]}.{kind}"
+        return f"blk.{layer}.{names[rest]}.{kind}"
+    return f"{names[stem]}.{kind}"
 
 
 def interleave(array: np.ndarray, num_heads: int) -> np.ndarray:
@@ -178,6 +186,7 @@ def write_gguf(
         "attention.layer_norm_rms_epsilon": float(spec.norm_eps),
         "rope.freq_base": float(spec.rope_theta),
         "vocab_size": spec.vocab_size,
+        **({"attention.sliding_window": max(spec.windows)} if spec.windows else {}),
     }
     metadata: dict[str, Any] = {f"{architecture}.{key}": value for key, value in numbers.items()}
     metadata |= {f"tokenizer.{key}": value for key, value in (tokenizer_metadata() if tokenizer else {}).items()}
@@ -188,8 +197,12 @@ def write_gguf(
             array = interleave(array, spec.num_heads)
         if architecture == "llama" and "self_attn.k_proj" in name:
             array = interleave(array, spec.num_kv_heads)
+        if architecture == "gemma3" and name.endswith("norm.weight"):
+            array = array + np.float32(1)
         stored = kind if array.ndim == 2 else Kind.F32
-        writer.add_tensor(gguf_name(name), encoded(array, stored), raw_dtype=None if stored < 2 else stored)
+        writer.add_tensor(
+            gguf_name(name, architecture), encoded(array, stored), raw_dtype=None if stored < 2 else stored
+        )
     for name, array in (extra or {}).items():
         writer.add_tensor(name, array)
     writer.write_header_to_file()

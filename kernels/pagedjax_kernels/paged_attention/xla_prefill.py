@@ -77,11 +77,14 @@ def _tile(
     position = jnp.repeat(position, group, total_repeat_length=tile * group)
     begin = jnp.zeros_like(position) if window is None else jnp.where(window > 0, position - window + 1, 0)
     end = jnp.max(position) + 1
+    lowest = jnp.zeros((), jnp.int32)  # the first key that any query sees; pages before it may be anybody's, or none
+    if window is not None:
+        lowest = jnp.where(window > 0, jnp.maximum(first_position - window + 1, 0), 0)
 
     def body(i: jax.Array, state: softmax.Softmax) -> softmax.Softmax:
         ids = lax.dynamic_slice(table, (i * block_pages,), (block_pages,))
         key = i * block + jnp.arange(block, dtype=jnp.int32)
-        k, v = softmax.load_keys_and_values(cache, layer, ids, key < end, dtype)
+        k, v = softmax.load_keys_and_values(cache, layer, ids, (key >= lowest) & (key < end), dtype)
         scores = jnp.einsum("kqd,ktd->kqt", rows, k, precision=precision, preferred_element_type=jnp.float32)
         seen = (key[None, :] <= position[:, None]) & (key[None, :] >= begin[:, None])
         return softmax.step(
@@ -93,9 +96,7 @@ def _tile(
             ),
         )
 
-    first = jnp.zeros((), jnp.int32)
-    if window is not None:
-        first = jnp.where(window > 0, jnp.maximum(first_position - window + 1, 0), 0) // block
+    first = lowest // block
     last = (end + block - 1) // block
     if sinks is not None:
         sinks = jnp.tile(sinks, (1, tile))

@@ -1,0 +1,67 @@
+"""The host tier's index: digests of whole prefixes, holders, and who goes first."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pagedjax.engine.host_index import HostIndex, chain_digests
+
+
+def digests(tokens, root="a", page_size=4):
+    return list(chain_digests(root, np.asarray(tokens, np.int32), page_size))
+
+
+def test_a_digest_covers_the_whole_past():
+    tokens = np.arange(14)
+    chain = digests(tokens)
+    assert len(chain) == len(set(chain)) == 3  # the last, unfilled page has none
+    assert digests(tokens[:8]) == chain[:2]
+    for changed in range(12):
+        other = tokens.copy()
+        other[changed] += 1
+        assert [a == b for a, b in zip(digests(other), chain, strict=True)] == [i < changed // 4 for i in range(3)]
+    assert not set(digests(tokens, root="b")) & set(chain)
+    assert digests(np.tile(np.arange(4), 3))[0] != digests(np.tile(np.arange(4), 3))[1]
+    assert digests(tokens[:3]) == []
+
+
+def test_random_operations_against_a_list():
+    """The oracle keeps [digest, page, holders] in order of last use and scans it."""
+    rng = np.random.default_rng(0)
+    index, oracle = HostIndex(), []
+    for step in range(3000):
+        kind = rng.choice(["add", "page", "hold", "let_go", "recycle", "forget", "copy"])
+        free = [e for e in oracle if e[2] == 0]
+        held = [e for e in oracle if e[2] > 0]
+        if kind == "add" and len(oracle) < 12:
+            index.add(bytes([step % 256, step // 256]), step)
+            oracle.append([bytes([step % 256, step // 256]), step, 0])
+        elif kind == "page" and oracle:
+            entry = oracle[rng.integers(len(oracle))]
+            assert index.page(entry[0]) == entry[1]
+            if not entry[2]:
+                oracle.append(oracle.pop(oracle.index(entry)))
+        elif kind == "hold" and oracle:
+            entry = oracle[rng.integers(len(oracle))]
+            index.hold(entry[0])
+            entry[2] += 1
+        elif kind == "let_go" and held:
+            entry = held[rng.integers(len(held))]
+            index.let_go(entry[0])
+            entry[2] -= 1
+            if not entry[2]:
+                oracle.append(oracle.pop(oracle.index(entry)))
+        elif kind == "recycle" and free:
+            assert index.recycle() == free[0][1]
+            oracle.remove(free[0])
+        elif kind == "forget" and oracle:
+            entry = oracle[rng.integers(len(oracle))]
+            assert index.forget(entry[0]) == (None if entry[2] else entry[1])
+            if not entry[2]:
+                oracle.remove(entry)
+        elif kind == "copy":
+            index = HostIndex.of(index.entries())
+        assert index.num_cached == sum(e[2] == 0 for e in oracle)
+        assert all(e[0] in index for e in oracle)
+    assert index.page(b"unknown") is None
+    assert b"unknown" not in index
