@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 import time
 
 import jax
@@ -71,7 +70,7 @@ def main(argv: list[str]) -> None:
             times = ", ".join(f"{name} {ms:.2f} ms" for name, ms in best.items())
             print(f"{backend:10s} page {page:3d}: {times} ({ratio:.2f}x)")
     if _OUTPUT.value:
-        info = {"machine": machine.describe(), "jax": jax.__version__, "command": " ".join(sys.argv)}
+        info = {"machine": machine.describe(), "jax": jax.__version__, "command": machine.command()}
         shape = {"rows": _ROWS.value, "context": _CONTEXT.value, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM}
         pathlib.Path(_OUTPUT.value).write_text(json.dumps({**info, **shape, "milliseconds": figures}, indent=1))
 

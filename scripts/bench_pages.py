@@ -157,7 +157,7 @@ def main(argv: list[str]) -> None:
             "jax": jax.__version__,
             "device": jax.devices()[0].device_kind,
             "commit": commit,
-            "command": " ".join(sys.argv),
+            "command": machine.command(),
             "rows": R,
             "pages_per_row": P,
             "page_size": S,

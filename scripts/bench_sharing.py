@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 import pathlib
 import subprocess
-import sys
 
 import machine
 import numpy as np
@@ -81,7 +80,7 @@ def main(argv: list[str]) -> None:
             print(f"{kind:9s} {width}: {percent:6.2f} % saved (paper: {PAPER[kind].get(width, float('nan')):.2f} %)")
     if _OUTPUT.value:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
-        info = {"machine": machine.describe(), "commit": commit.stdout.strip(), "command": " ".join(sys.argv)}
+        info = {"machine": machine.describe(), "commit": commit.stdout.strip(), "command": machine.command()}
         pathlib.Path(_OUTPUT.value).write_text(json.dumps({**info, "percent_saved": figures, "paper": PAPER}, indent=1))
 
 

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-import sys
 import time
 from collections.abc import Callable
 
@@ -190,7 +189,7 @@ def main(argv: list[str]) -> None:
             "jax": jax.__version__,
             "dtype": _DTYPE.value,
         }
-        info |= {"rows": _ROWS.value, "context": _CONTEXT.value, "command": " ".join(sys.argv), "figures": figures}
+        info |= {"rows": _ROWS.value, "context": _CONTEXT.value, "command": machine.command(), "figures": figures}
         pathlib.Path(_OUTPUT.value).parent.mkdir(parents=True, exist_ok=True)
         pathlib.Path(_OUTPUT.value).write_text(json.dumps(info, indent=1))
 

@@ -131,7 +131,7 @@ def main(argv: list[str]) -> None:
         info = {"machine": machine.describe(), "dtype": _DTYPE.value, "commit": commit}
         path = pathlib.Path(_OUTPUT.value)
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps({**info, "command": " ".join(sys.argv), "best": table, "runs": runs}, indent=1))
+        path.write_text(json.dumps({**info, "command": machine.command(), "best": table, "runs": runs}, indent=1))
 
 
 if __name__ == "__main__":

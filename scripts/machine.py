@@ -1,10 +1,12 @@
-"""What machine a benchmark ran on, in words."""
+"""What machine a benchmark ran on, and by which command, in words."""
 
 from __future__ import annotations
 
 import os
 import pathlib
 import platform
+import re
+import sys
 
 
 def describe() -> str:
@@ -15,3 +17,8 @@ def describe() -> str:
     facts = {name.strip(): value.strip() for name, value in facts.items()}
     units = [unit for unit in ("avx512f", "avx512_bf16", "amx_bf16") if unit in facts.get("flags", "").split()]
     return ", ".join([facts.get("model name", platform.machine()), f"{os.cpu_count()} cores", *units])
+
+
+def command() -> str:
+    """The command line, absolute paths cut to their last part: where files lie is this machine's business."""
+    return " ".join(re.sub(r"(^|=)/(?:[^/ ]+/)*", r"\1", argument) for argument in sys.argv)
