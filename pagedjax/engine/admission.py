@@ -8,7 +8,8 @@ from pagedjax.engine.beams import BeamGroup, make_search
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.stops import TextStream
 from pagedjax.errors import InvalidRequestError
-from pagedjax.sampling import row_values
+from pagedjax.runner import NewRow
+from pagedjax.sampling import row_values, uses_counts
 from pagedjax.scheduler import Sequence
 from pagedjax.types import MAX_LOGPROBS, Request, SamplingParams
 from pagedjax.weights import LoadedModel
@@ -77,4 +78,19 @@ def _beam_sampling(sampling: SamplingParams) -> SamplingParams:
     """What the device does for a beam: report the likeliest tokens, end nothing."""
     return dataclasses.replace(
         sampling, beam_width=0, n=1, temperature=0.0, ignore_eos=True, logprobs=MAX_LOGPROBS, detokenize=False
+    )
+
+
+def new_row(continuation: Continuation, row: int, *, reads_cache: bool) -> NewRow:
+    """The device's part of an admission: `continuation` gets `row`, with all it knows."""
+    sequence = continuation.sequence
+    return NewRow(
+        row=row,
+        token_ids=sequence.known_ids,
+        prompt_len=sequence.prompt_len,
+        max_tokens=sequence.max_total,
+        match_tokens=sequence.match_tokens if reads_cache else 1,
+        namespace=sequence.namespace,
+        sampling=continuation.sampling,
+        uses_counts=uses_counts(sequence.request.sampling),
     )

@@ -7,28 +7,26 @@ generated, gives pages back, preempts where they run out, and re-enters. Synchro
 from __future__ import annotations
 
 import os
-import secrets
 import time
 from collections.abc import Sequence as Seq
 
 import jax
-import numpy as np
 
 from pagedjax.config import Config
-from pagedjax.engine.admission import make_group
-from pagedjax.engine.beams import BeamGroup, advance_beams, check_beams_fit
+from pagedjax.engine.admission import make_group, new_row
+from pagedjax.engine.beams import advance_beams, check_beams_fit
 from pagedjax.engine.choices import Choices
-from pagedjax.engine.forks import branch, fork_continuations, fork_running
+from pagedjax.engine.forks import branch, completed_prompts, fork_continuations, fork_running
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.host_tier import HostTier
-from pagedjax.engine.namespaces import Namespaces
+from pagedjax.engine.in_flight import InFlight
 from pagedjax.engine.prompt_scores import score_prompts
+from pagedjax.engine.settling import Settling
 from pagedjax.engine.stats import Counters, EngineStats
 from pagedjax.engine.take import take_result
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
 from pagedjax.policy import policy_named
-from pagedjax.runner import Flight, ForkedRow, LaneResult, NewRow, Runner, Settlement, Trap
-from pagedjax.sampling import uses_counts
+from pagedjax.runner import Flight, ForkedRow, LaneResult, Runner, Settlement, Trap
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
 from pagedjax.types import FinishReason, Request, RequestOutput, SamplingParams
 from pagedjax.weights import LoadedModel
@@ -65,18 +63,8 @@ class Engine:
             num_pages=runner.num_usable_pages,
             windows=runner.windows,
         )
-        windows = [window for window in runner.windows if window]
-        self._publish_every = max(runner.page_size, min(windows) // 2) if windows else None
-        self._most_steps = runner.buffer_steps
-        if self._publish_every and config.cache.prefix_caching:
-            # Two loops in flight must not carry a window past what was published last.
-            self._most_steps = max(1, (self._publish_every - runner.page_size) // 2)
-        self._groups: dict[str, RequestGroup] = {}
-        self._deadlines: dict[str, float] = {}
-        self._continuations: dict[Sequence, Continuation] = {}
-        self._namespaces = Namespaces()
-        self._rank = 0
-        self._seeds = np.random.default_rng(config.seed or secrets.randbits(64))
+        self._in_flight = InFlight(config.seed)
+        self._settling = Settling(config, runner, self._scheduler, self._tier, self.counters)
         self._warm_compilations = runner.compilations.count
         self._steps_since_check = 0
         self._flight: tuple[list[Sequence], Flight] | None = None
@@ -92,7 +80,7 @@ class Engine:
             request,
             self.loaded,
             max_model_len=self.max_model_len,
-            rank=self._rank,
+            rank=self._in_flight.next_rank,
             namespace=namespace,
             seed=seed,
         )
@@ -111,26 +99,19 @@ class Engine:
           InvalidRequestError: it cannot be served as it stands, or never could with this pool.
           QueueFullError: too many wait.
         """
-        if request.request_id in self._groups:
+        if request.request_id in self._in_flight.groups:
             raise InvalidRequestError("request_id", f"{request.request_id!r} is in flight already")
         if len(self._scheduler.waiting) >= self.config.scheduler.max_waiting:
             raise QueueFullError(f"{self.config.scheduler.max_waiting} requests wait already; try again later")
         group = self._make_group(
-            request, namespace=self._namespaces.of(request.cache_salt), seed=int(self._seeds.integers(2**63))
+            request,
+            namespace=self._in_flight.namespaces.of(request.cache_salt),
+            seed=self._in_flight.draw_seed(),
         )
-        self._queue(group, self._scheduler.clock() if arrived is None else arrived)
-        self.counters.prompt_tokens += len(request.prompt_ids)
-
-    def _queue(self, group: RequestGroup, arrived: float) -> None:
-        request = group.request
-        self._rank += len(group.continuations)
-        self._groups[request.request_id] = group
-        if request.deadline is not None:
-            self._deadlines[request.request_id] = arrived + request.deadline
+        self._in_flight.add(group, self._scheduler.clock() if arrived is None else arrived)
         for continuation in group.continuations:
-            self._continuations[continuation.sequence] = continuation
-            continuation.sequence.arrived = arrived
             self._scheduler.add(continuation.sequence)
+        self.counters.prompt_tokens += len(request.prompt_ids)
 
     def fork(self, request_id: str, new_id: str, sampling: SamplingParams | None = None, *, index: int = 0) -> Request:
         """Branch a request in flight off: the new one's prompt is all that continuation `index` of it knows by now.
@@ -152,9 +133,9 @@ class Engine:
           InvalidRequestError: no such request or continuation, it has ended, or what `add_request` raises.
         """
         self._land_all()
-        source, request = branch(self._groups.get(request_id), request_id, new_id, sampling, index)
+        source, request = branch(self._in_flight.groups.get(request_id), request_id, new_id, sampling, index)
         self.add_request(request)
-        continuation = self._groups[new_id].continuations[0]
+        continuation = self._in_flight.groups[new_id].continuations[0]
         row = fork_running(continuation, source, self._scheduler, self.runner.num_unowned)
         if row is not None:
             self.runner.fork([row])
@@ -164,27 +145,26 @@ class Engine:
 
     def abort(self, request_id: str) -> None:
         """End a request now and give its pages back. Unknown ids (it just finished) are fine."""
-        group = self._groups.get(request_id)
+        group = self._in_flight.groups.get(request_id)
         if group is not None:
-            self._settle_ended(group.end(FinishReason.ABORT))
-            self._forget(group)
+            self._settling.end(group.end(FinishReason.ABORT))
+            self._in_flight.forget(group)
 
     def _end_overdue(self) -> None:
         """End requests whose deadline has passed: nobody waits for the rest of them."""
-        now = self._scheduler.clock()
-        overdue = [self._groups[request_id] for request_id, at in self._deadlines.items() if at <= now]
+        overdue = self._in_flight.overdue(self._scheduler.clock())
         if overdue:
             self._land_all()  # what they have generated by now is theirs
         for group in overdue:
-            self._settle_ended(group.end(FinishReason.DEADLINE))
+            self._settling.end(group.end(FinishReason.DEADLINE))
 
     def has_unfinished(self) -> bool:
-        return bool(self._groups)
+        return bool(self._in_flight.groups)
 
     @property
     def request_ids(self) -> list[str]:
         """Requests in flight."""
-        return list(self._groups)
+        return list(self._in_flight.groups)
 
     @property
     def num_waiting(self) -> int:
@@ -210,16 +190,15 @@ class Engine:
         if self._flight is None:
             self._tier.collect()
         self._debug_check()
-        outputs = [out for group in self._groups.values() if (out := group.drain()) is not None]
-        for out in outputs:
-            if out.finished:
-                self._forget(self._groups[out.request_id])
-        return outputs
+        return self._in_flight.drain()
 
     def _admit(self) -> None:
         """Give rows to waiting sequences: match their prefixes, keep those for which there is room."""
+        caching = self.config.cache.prefix_caching
         while chosen := self._scheduler.candidates(self.runner.num_unowned, ADMIT_AT_ONCE):
-            hits = self.runner.admit([self._new_row(sequence, row) for sequence, row in chosen])
+            hits = self.runner.admit(
+                [new_row(self._in_flight.continuations[s], row, reads_cache=caching) for s, row in chosen]
+            )
             refused: list[Settlement] = []
             accepted: list[tuple[Sequence, int]] = []
             for (sequence, row), hit in zip(chosen, hits, strict=True):
@@ -237,20 +216,7 @@ class Engine:
         """Go on in the host tier where the hits of new rows end. What it had can be shared again."""
         for sequence, hit in accepted:
             self._note_hit(sequence, hit + self._tier.restore(sequence))
-        self._publish([sequence for sequence, hit in accepted if sequence.num_computed > hit])
-
-    def _new_row(self, sequence: Sequence, row: int) -> NewRow:
-        caching = self.config.cache.prefix_caching
-        return NewRow(
-            row=row,
-            token_ids=sequence.known_ids,
-            prompt_len=sequence.prompt_len,
-            max_tokens=sequence.max_total,
-            match_tokens=sequence.match_tokens if caching else 1,
-            namespace=sequence.namespace,
-            sampling=self._continuations[sequence].sampling,
-            uses_counts=uses_counts(sequence.request.sampling),
-        )
+        self._settling.publish([sequence for sequence, hit in accepted if sequence.num_computed > hit])
 
     def _note_hit(self, sequence: Sequence, hit: int) -> None:
         self.counters.prefix_queries += sequence.num_tokens
@@ -258,7 +224,7 @@ class Engine:
         if sequence.num_preemptions == 0:
             self.counters.cached_prompt_tokens += hit
             if sequence.index == 0:
-                self._groups[sequence.request.request_id].num_cached_tokens = hit
+                self._in_flight.group_of(sequence).num_cached_tokens = hit
 
     # Dispatches
 
@@ -283,9 +249,9 @@ class Engine:
             lanes = [(s, q) for s, q in lanes if s not in victims]
         if not lanes:
             return
-        results, hidden = self.runner.mixed([(_row(s), q) for s, q in lanes])
+        results, hidden = self.runner.mixed([(s.its_row, q) for s, q in lanes])
         self.counters.steps += 1
-        score_prompts(self.runner, self._groups, lanes, results, hidden)
+        score_prompts(self.runner, self._in_flight.groups, lanes, results, hidden)
         for (sequence, q_len), result in zip(lanes, results, strict=True):
             if result.ok:
                 sequence.num_computed += q_len
@@ -300,18 +266,13 @@ class Engine:
     ) -> list[Sequence]:
         """Start the other continuations of requests whose prompt this step completed."""
         forked: list[tuple[Continuation, ForkedRow]] = []
-        end = 0
-        for (sequence, q_len), result in zip(lanes, results, strict=True):
-            end += q_len if result.ok else 0
-            first = sequence.num_generated == 1 and len(result.samples.tokens) == 1
-            if first and sequence.parent is None and sequence.request.sampling.n > 1:
-                group = self._groups[sequence.request.request_id]
-                forked += fork_continuations(group, self._scheduler, self.runner.num_unowned, end - 1)
-        if not forked:
-            return []
-        for (continuation, _), result in zip(forked, self.runner.fork([row for _, row in forked], hidden), strict=True):
-            self.counters.forks += 1
-            self._take(continuation.sequence, result)
+        for sequence, index in completed_prompts(lanes, results):
+            group = self._in_flight.group_of(sequence)
+            forked += fork_continuations(group, self._scheduler, self.runner.num_unowned, index)
+        if forked:
+            self.counters.forks += len(forked)
+            for (continuation, _), result in zip(forked, self.runner.fork([f for _, f in forked], hidden), strict=True):
+                self._take(continuation.sequence, result)
         return [continuation.sequence for continuation, _ in forked]
 
     def _start_decode(self, sequences: list[Sequence]) -> None:
@@ -320,7 +281,7 @@ class Engine:
         self._flight = (
             sequences,
             self.runner.start_decode(
-                [_row(s) for s in sequences],
+                [s.its_row for s in sequences],
                 [self._budget(s) for s in sequences],
                 max_steps=self._max_steps(len(sequences)),
                 leave_on_finish=bool(self._scheduler.waiting),
@@ -374,9 +335,10 @@ class Engine:
         # What arrives may have to wait for two loops then.
         overlaps = self.config.runner.overlap and not self._scheduler.waiting
         seconds = seconds / 2 if overlaps else seconds
-        if self._deadlines:
-            seconds = min(seconds, min(self._deadlines.values()) - self._scheduler.clock())
-        return self.choices.make("max_steps", min(self.runner.steps_within(num_rows, seconds), self._most_steps))
+        seconds = min(seconds, self._in_flight.seconds_left(self._scheduler.clock()))
+        return self.choices.make(
+            "max_steps", min(self.runner.steps_within(num_rows, seconds), self._settling.most_steps)
+        )
 
     def _has_room(self) -> bool:
         lanes = [(s, 1) for s in self._scheduler.running if s.phase is Phase.DECODE]
@@ -387,14 +349,13 @@ class Engine:
         that is cheaper than computing it again, and stays in the prefix cache until the pages are needed. Returns what lost
         its row."""
         victim = self._scheduler.victim()
-        group = self._groups[victim.request.request_id]
         victims = [victim]
-        if isinstance(group, BeamGroup):
-            victims = [s for s in group.beams if s.row is not None]
-            group.displace()
+        if (search := self._in_flight.beams_of(victim)) is not None:
+            victims = [s for s in search.beams if s.row is not None]
+            search.displace()
         for sequence in victims:
             self._tier.save(sequence)
-        self._settle(victims, release=True)
+        self._settling.settle(victims, release=True)
         self._scheduler.preempt(victims)
         self.counters.preemptions += len(victims)
         return victims
@@ -402,70 +363,24 @@ class Engine:
     # After a dispatch
 
     def _take(self, sequence: Sequence, result: LaneResult) -> None:
-        group = self._groups[sequence.request.request_id]
-        if isinstance(group, BeamGroup) and len(result.samples.tokens):
-            group.take(sequence, result.samples)
+        search = self._in_flight.beams_of(sequence)
+        if search is not None and len(result.samples.tokens):
+            search.take(sequence, result.samples)
             return
-        self.counters.generation_tokens += take_result(self._continuations[sequence], result)
+        self.counters.generation_tokens += take_result(self._in_flight.continuations[sequence], result)
 
     def _after_dispatch(self, sequences: Seq[Sequence]) -> None:
         """Publish what is due, and let go of what ended."""
-        ended, publish = advance_beams(self._groups.values(), self._scheduler, self.runner, self.counters), []
+        ended, publish = advance_beams(self._in_flight.groups.values(), self._scheduler, self.runner, self.counters), []
         for sequence in sequences:
-            continuation = self._continuations[sequence]
+            continuation = self._in_flight.continuations[sequence]
             if continuation.finish_reason is not None:
                 if continuation not in ended:
                     ended.append(continuation)
-            elif self._is_due(sequence):
+            elif self._settling.is_due(sequence):
                 publish.append(sequence)
-        self._publish(publish)
-        self._settle_ended(ended)
-
-    def _publish(self, sequences: list[Sequence]) -> None:
-        """Enter the full pages of running sequences into the prefix index; give back what is behind their windows."""
-        if sequences and (self.config.cache.prefix_caching or self._publish_every):
-            self._settle(sequences, release=False)
-        for sequence in sequences:
-            sequence.num_published = self._full_pages(sequence.num_computed)
-
-    def _is_due(self, sequence: Sequence) -> bool:
-        """Whether a sequence that goes on should be settled: its prompt is complete, or pages may fall out of a window
-        that are not published yet. After a chunk this also gives back what is behind the window by now."""
-        if sequence.phase is Phase.DECODE and sequence.num_published < self._full_pages(sequence.prompt_len):
-            return True
-        if self._publish_every is None:
-            return False
-        return sequence.phase is Phase.PREFILL or sequence.num_computed - sequence.num_published >= self._publish_every
-
-    def _full_pages(self, num_tokens: int) -> int:
-        """Tokens in the full pages of num_tokens."""
-        return num_tokens // self.runner.page_size * self.runner.page_size
-
-    def _settle_ended(self, ended: list[Continuation]) -> None:
-        """Publish and release the rows of ended sequences, and drop them from the queues."""
-        self._settle([c.sequence for c in ended if c.sequence.row is not None], release=True)
-        for continuation in ended:
-            sequence = continuation.sequence
-            self._tier.forget(sequence)
-            self._scheduler.remove(sequence)
-            sequence.phase, sequence.row = Phase.ENDED, None
-            assert continuation.finish_reason is not None
-            self.counters.requests_finished[continuation.finish_reason] += 1
-
-    def _settle(self, sequences: list[Sequence], *, release: bool) -> None:
-        """Publish what these running sequences computed, and release their rows or leave them."""
-        caching = self.config.cache.prefix_caching
-        rows = [
-            Settlement(_row(s), length=s.num_computed if caching else 0, namespace=s.namespace, release=release)
-            for s in sequences
-        ]
-        self._tier.note_published(sequences, self.runner.settle(rows))
-
-    def _forget(self, group: RequestGroup) -> None:
-        for continuation in group.continuations:
-            del self._continuations[continuation.sequence]
-        del self._groups[group.request.request_id]
-        self._deadlines.pop(group.request.request_id, None)
+        self._settling.publish(publish)
+        self._settling.end(ended)
 
     def _debug_check(self) -> None:
         """Look at the page invariants every `runner.check_every` dispatches."""
@@ -515,8 +430,3 @@ class Engine:
         self.runner.programs.warm_up(progress=progress)
         self.counters.warm_up_seconds = time.perf_counter() - started
         self._warm_compilations = self.runner.compilations.count
-
-
-def _row(sequence: Sequence) -> int:
-    assert sequence.row is not None, "a sequence without a row is in no step"
-    return sequence.row

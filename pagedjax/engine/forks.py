@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable, Iterator
 
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.errors import InvalidRequestError
-from pagedjax.runner import ForkedRow
+from pagedjax.runner import ForkedRow, LaneResult
 from pagedjax.sampling import uses_counts
 from pagedjax.scheduler import Phase, Scheduler, Sequence
 from pagedjax.types import Request, SamplingParams
@@ -35,6 +36,19 @@ def branch(
         sampling=dataclasses.replace(sampling or group.request.sampling, n=1),
     )
     return source, request
+
+
+def completed_prompts(
+    lanes: Iterable[tuple[Sequence, int]], results: Iterable[LaneResult]
+) -> Iterator[tuple[Sequence, int]]:
+    """Of a mixed step, the first continuations of several that have just got their first token: (sequence, where its last
+    prompt token is in the hidden states of the step)."""
+    end = 0
+    for (sequence, q_len), result in zip(lanes, results, strict=True):
+        end += q_len if result.ok else 0
+        first = sequence.num_generated == 1 and len(result.samples.tokens) == 1
+        if first and sequence.parent is None and sequence.request.sampling.n > 1:
+            yield sequence, end - 1
 
 
 def fork_continuations(

@@ -53,11 +53,9 @@ def save_engine(engine: Engine, folder: str | os.PathLike[str]) -> None:
     arrays |= _tier_arrays(engine._tier)
     requests = {
         "scheduler": engine._scheduler.record(),
-        "groups": [group_record(group) for group in engine._groups.values()],
+        "groups": [group_record(group) for group in engine._in_flight.groups.values()],
         "tier": _tier_record(engine._tier),
-        "namespaces": engine._namespaces.record(),
-        "next_rank": engine._rank,
-        "seeds": engine._seeds.bit_generator.state,
+        "in_flight": engine._in_flight.record(),
         "counters": _counters_record(engine),
         "num_page_copies": engine.runner.num_page_copies,
     }
@@ -92,18 +90,9 @@ def load_engine(engine: Engine, folder: str | os.PathLike[str], *, keep_requests
     _load_state(engine, snapshot)
     record = snapshot.requests
     groups = [group_from(entry, engine.loaded, max_model_len=engine.max_model_len) for entry in record["groups"]]
-    engine._groups = {group.request.request_id: group for group in groups}
-    engine._continuations = {c.sequence: c for group in groups for c in group.continuations}
-    by_rank = {sequence.rank: sequence for sequence in engine._continuations}
+    by_rank = engine._in_flight.load(record["in_flight"], groups)
     engine._scheduler.load(record["scheduler"], by_rank)
-    engine._deadlines = {
-        group.request.request_id: group.continuations[0].sequence.deadline_at
-        for group in groups
-        if group.request.deadline is not None
-    }
-    engine._namespaces.load(record["namespaces"])
-    engine._rank = record["next_rank"]
-    engine._seeds.bit_generator.state = record["seeds"]
+    engine._in_flight.load_deadlines()
     _load_tier(engine._tier, record["tier"], snapshot.arrays, by_rank)
     if keep_requests:
         _load_counters(engine, record["counters"])

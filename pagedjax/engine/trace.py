@@ -171,7 +171,7 @@ def _header(engine: Engine) -> dict[str, Any]:
         "model": model_identity(engine.loaded),
         "shape": engine_shape(engine),
         "options": _deciding_options(engine),
-        "seeds": engine._seeds.bit_generator.state,
+        "seeds": engine._in_flight.seeds.bit_generator.state,
         "secret": secret.tolist(),
     }
 
@@ -188,7 +188,7 @@ def _adopt(engine: Engine, header: dict[str, Any], path: str | os.PathLike[str])
                     f"{path}: {name} is {header[part].get(name)} in the trace and {value} in this engine; they must be "
                     "the same"
                 )
-    engine._seeds.bit_generator.state = header["seeds"]
+    engine._in_flight.seeds.bit_generator.state = header["seeds"]
     state = engine.runner.state
     secret = jnp.array(np.array(header["secret"], np.uint32))
     engine.runner.load_state(

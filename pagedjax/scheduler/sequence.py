@@ -87,6 +87,12 @@ class Sequence:
         return len(self.request.prompt_ids)
 
     @property
+    def its_row(self) -> int:
+        """The row of a sequence that has one."""
+        assert self.row is not None, "a sequence without a row is in no step"
+        return self.row
+
+    @property
     def num_generated(self) -> int:
         return self.num_tokens - self.prompt_len
 

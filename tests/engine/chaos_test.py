@@ -95,7 +95,7 @@ class Chaos:
         """A deadline passes. (Of a beam search what is kept is no beginning of the answer.)"""
         request_id = self.rng.choice(self.engine.request_ids)
         if not self.requests[request_id].sampling.beam_width:
-            self.engine._deadlines[request_id] = 0.0
+            self.engine._in_flight.deadlines[request_id] = 0.0
             self.aborted.add(request_id)
 
     def preempt(self) -> None:

@@ -96,7 +96,7 @@ def test_the_deadline_of_a_finished_request_is_forgotten():
         (out,) = finish(engine).values()
         clock.now += 2
         assert out.outputs[0].finish_reason is FinishReason.LENGTH
-    assert not engine._deadlines
+    assert not engine._in_flight.deadlines
 
 
 def test_it_counts_from_the_arrival():

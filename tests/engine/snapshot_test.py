@@ -74,7 +74,7 @@ def busy_engine():
 def saved(tmp_path_factory):
     """(folder, the engine that was saved and its outputs up to there)"""
     engine, done = busy_engine()
-    phases = {s.phase for s in engine._continuations}
+    phases = {s.phase for s in engine._in_flight.continuations}
     assert {Phase.WAITING, Phase.DECODE} <= phases
     assert engine._tier.saved
     folder = tmp_path_factory.mktemp("snapshots") / "one"

@@ -230,7 +230,7 @@ def test_two_that_each_need_most_of_the_pool_come_to_an_end(mode):
     engine = make_engine(cache__num_pages=11, cache__host_pages=16, scheduler__preemption=mode)
     for i, prompt in enumerate(prompts):
         engine.add_request(Request(str(i), prompt, params(max_tokens=47)))
-    sequences = [engine._groups[str(i)].continuations[0].sequence for i in range(2)]
+    sequences = [engine._in_flight.groups[str(i)].continuations[0].sequence for i in range(2)]
     outputs = {}
     while engine.has_unfinished():
         for delta in engine.step():
