@@ -74,6 +74,7 @@ def test_length_penalty_and_early_stopping(engine, length_penalty, early_stoppin
         assert_same_hypotheses(out.outputs, oracle(prompt, 3, **settings), length_penalty)
 
 
+@pytest.mark.smoke
 def test_one_beam_is_greedy(engine):
     out = run(engine, PROMPTS[:1], beams(1, ignore_eos=True))[0]
     assert out.outputs[0].token_ids == greedy(PROMPTS[0], 10)

@@ -55,6 +55,7 @@ def test_continuations_share_the_prompt_and_copy_only_its_last_page(length, copi
     assert_clean(engine)
 
 
+@pytest.mark.smoke
 def test_greedy_continuations_are_equal(engine):
     prompt = random_prompts(1, 21, 22, seed=9)[0]
     assert continuations(engine, prompt, params(n=3)) == [greedy(prompt, 12)] * 3

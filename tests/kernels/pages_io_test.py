@@ -70,14 +70,16 @@ def test_permute_pages(dtype):
     run = jax.jit(permute_pages, donate_argnums=0)
     for seed in range(5):
         before = jax.tree.map(np.asarray, cache)
-        src = np.random.default_rng(seed).permutation(12).astype(np.int32)
+        src = np.append(0, 1 + np.random.default_rng(seed).permutation(11)).astype(np.int32)
         cache = run(cache, jnp.asarray(src))
         for new, old in zip(jax.tree.leaves(cache), jax.tree.leaves(before), strict=True):
-            np.testing.assert_array_equal(new, old[:, src])
+            np.testing.assert_array_equal(new[:, 1:], old[:, src[1:]])
+            assert not np.asarray(new[:, 0]).any()  # the page that nobody owns
     with pytest.raises(ValueError, match=r"i32\[12\]"):
         permute_pages(cache, jnp.zeros(3, jnp.int32))
 
 
+@pytest.mark.smoke
 def test_permute_pages_needs_no_second_pool():
     cache = jax.eval_shape(lambda: init_cache(4, 1000, 16, 2, 64, "float32"))
     memory = (
