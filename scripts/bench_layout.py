@@ -4,7 +4,8 @@
   .venv/bin/python scripts/bench_layout.py --output=benchmarks/layout.json
 
 One layer of SmolLM2's shape; rows own `context` tokens each. Both layouts hold the same keys and values and are timed in
-turns, so that a change of the machine hits both.
+turns, so that a change of the machine hits both. And how much adjoins in practice: the share of steps from one logical page
+to the next that lead to the next physical page, while requests come and go for a long time in a pool that is always full.
 """
 
 from __future__ import annotations
@@ -20,6 +21,8 @@ import numpy as np
 from absl import app, flags
 from jax import lax
 from pagedjax_kernels import init_cache, paged_attention
+
+from pagedjax.pages import alloc, contiguity, init_pages, publish, remap
 
 _ROWS = flags.DEFINE_integer("rows", 64, "sequences", lower_bound=1)
 _CONTEXT = flags.DEFINE_integer("context", 1024, "tokens a sequence", lower_bound=1)
@@ -60,8 +63,36 @@ def time_layouts(page: int, backend: str) -> dict[str, float]:
     return best
 
 
+def adjoining_share(requests: int = 1500, rows: int = 16, size: int = 16, N: int = 1601, longest: int = 100) -> float:
+    """Mean `contiguity` of tables under churn: prompts of 20 pages on average, then 8 more taken one at a time."""
+    rng = np.random.default_rng(0)
+    pages = init_pages(num_pages=N, page_size=size, max_rows=rows, max_pages_per_row=longest)
+    tokens = jax.random.randint(jax.random.key(0), (requests, longest * size), 0, 1000)
+    grow, give, enter = (jax.jit(verb, donate_argnums=0) for verb in (alloc, remap, publish))
+    share = jax.jit(contiguity)
+    left, content, shares, begun = np.full(rows, -1), np.zeros(rows, int), [], 0
+    everyone, nobody = jnp.arange(rows, dtype=jnp.int32), jnp.full(rows, rows, jnp.int32)
+    while begun < requests:
+        need = np.where((left > 0) & (rng.random(rows) < 0.3), 1, 0)
+        for row in np.flatnonzero(left < 0)[:1]:
+            need[row], left[row] = min(rng.geometric(1 / 20), 60), min(rng.geometric(1 / 8), 40)
+            content[row], begun = begun, begun + 1
+        pages, ok = grow(pages, everyone, jnp.asarray(need, jnp.int32))
+        assert bool(ok.all()), "the pool holds all of them"
+        left = np.where((left > 0) & (need == 1), left - 1, left)
+        shares.append(float(share(pages)))
+        ended = jnp.where(jnp.asarray(left == 0), everyone, rows)
+        lengths = jnp.where(ended < rows, pages.num_pages * size, 0)
+        pages, _ = enter(pages, ended, tokens[content], lengths, everyone * 0)
+        pages = give(pages, ended, nobody)[0]
+        left[left == 0] = -1
+    return float(np.mean(shares[len(shares) // 2 :]))
+
+
 def main(argv: list[str]) -> None:
     del argv
+    share = adjoining_share()
+    print(f"steps to the next page that adjoin, under churn: {share:.0%}")
     figures = {}
     for backend in _BACKENDS.value:
         for page in map(int, _PAGES.value):
@@ -72,7 +103,7 @@ def main(argv: list[str]) -> None:
     if _OUTPUT.value:
         info = {"machine": machine.describe(), "jax": jax.__version__, "command": machine.command()}
         shape = {"rows": _ROWS.value, "context": _CONTEXT.value, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM}
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps({**info, **shape, "milliseconds": figures}, indent=1))
+        pathlib.Path(_OUTPUT.value).write_text(json.dumps({**info, **shape, "adjoining": share, "milliseconds": figures}, indent=1))
 
 
 if __name__ == "__main__":

@@ -408,8 +408,8 @@ class Engine:
     def compact(self) -> tuple[float, float]:
         """Move pages so that the pages of each running sequence adjoin; no output changes. Between two steps.
 
-        Takes as long as copying the pages that move, and compiles a program the first time. No attention backend here gains
-        by it yet (`scripts/bench_layout.py`), so nothing calls it by itself.
+        Takes as long as copying the pages that move, and compiles a program the first time. What it brings depends on the
+        backend and the machine's caches: measure with `scripts/bench_layout.py`. Nothing calls it by itself.
 
         Returns:
           Contiguity before and after: share of the steps from page to page within a sequence that lead to the adjoining one.

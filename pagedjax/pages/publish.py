@@ -47,7 +47,8 @@ def publish(
     C, R, G = rows.shape[0], pages.max_rows, pages.num_groups
     if tokens.shape[1] < pages.page_size:
         return pages, jnp.zeros_like(rows)
-    tails = jnp.zeros(C, jnp.bool_) if tails is None else tails
+    # No row, by a comparison: with a constant, XLA's simplified program copies arrays of the state.
+    tails = lengths < 0 if tails is None else tails
     # Rows with nothing to do cost no trip.
     busy = (rows < R) & ((lengths >= pages.page_size) | (tails & (lengths > 0)))
     order = jnp.argsort(~busy, stable=True).astype(jnp.int32)

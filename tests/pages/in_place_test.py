@@ -36,6 +36,7 @@ def alloc_and_cow(pages, rows, need, logical):
         (alloc_and_cow, (ROWS, ROWS, ROWS)),
         (match, (ROWS, TEXTS, ROWS, ROWS)),
         (adopt, (ROWS, TEXTS, ROWS, ROWS)),
+        (publish, (ROWS, TEXTS, ROWS, ROWS)),
         (publish, (ROWS, TEXTS, ROWS, ROWS, jax.ShapeDtypeStruct(ROWS.shape, jnp.bool_))),
         (pin, (ROWS,)),
         (unpin, (ROWS,)),
