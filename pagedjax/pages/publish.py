@@ -61,8 +61,9 @@ def publish(
     def one(carry):
         k, pages, counts = carry
         i, group = order[jnp.minimum(k // G, C - 1)], k % G
-        pages, count = _publish_row(pages, group, rows[i], tokens[i], lengths[i], namespaces[group, i], tails[i])
-        return k + 1, pages, counts.at[i].min(count)
+        pages, count, again = _publish_row(pages, group, rows[i], tokens[i], lengths[i], namespaces[group, i], tails[i])
+        # Every repetition finds at least one page more in the index.
+        return k + jnp.where(again, 0, 1), pages, jnp.where(again, counts, counts.at[i].min(count))
 
     start = (jnp.zeros_like(num_busy), pages, jnp.where(busy, pages.max_pages_per_row, jnp.zeros_like(rows)))
     _, pages, counts = lax.while_loop(unfinished, one, start)
@@ -77,8 +78,13 @@ def _publish_row(
     length: jax.Array,
     namespace: jax.Array,
     tail: jax.Array,
-) -> tuple[Pages, jax.Array]:
-    """Deduplicate and publish one row of one group's table: (pages, i32 leading full pages in the index)."""
+) -> tuple[Pages, jax.Array, jax.Array]:
+    """Deduplicate and publish one row of one group's table: (pages, i32 leading full pages in the index, bool whether to
+    call it again).
+
+    A page can be published already with a past that is not in the index any more. It gets its new place, and what
+    follows it in the index is in reach again: only a second look can find the row's next pages there.
+    """
     S = pages.page_size
     table_row = pages.table.at[group, row].get(mode="fill", fill_value=NULL_PAGE)
     used = pages.num_pages.at[row].get(mode="fill", fill_value=0)
@@ -89,6 +95,7 @@ def _publish_row(
     index = jnp.arange(Pt, dtype=jnp.int32)
 
     mine = table_row[:Pt]
+    published = pages.parent[mine] != 0
     known = index < chain.length
     gone = mine == NULL_PAGE  # given back; the index may still know the page that had this place
     moved = known & (chain.page != mine) & ~gone
@@ -105,14 +112,17 @@ def _publish_row(
     fresh = fresh & ~jnp.any(fresh & gone)
     way, replaced, placed = _choose_ways(pages, chain.hash, fresh)
     fresh = fresh & (jnp.cumsum(fresh & ~placed, dtype=jnp.int32) == 0)
+    linked_anew = fresh & published
+    fresh = fresh & (jnp.cumsum(linked_anew, dtype=jnp.int32) - linked_anew.astype(jnp.int32) == 0)
+    again = linked_anew.any()
     replaced = jnp.where(fresh, replaced, NULL_PAGE)
     num_published = chain.length + jnp.sum(fresh, dtype=jnp.int32)
 
     pages = _enter(pages, chain, mine, namespace, way, replaced, fresh)
     # Read after that write and before the next, which depends on it: any other order makes XLA copy the arrays.
-    tail = tail & (length % S > 0) & (used > num_full) & (num_full < Pt) & (num_published == num_full)
+    tail = tail & ~again & (length % S > 0) & (used > num_full) & (num_full < Pt) & (num_published == num_full)
     ends = tail & (index == num_full) & _is_news(pages, chain, mine, namespace, num_full)
-    return _list_children(pages, chain, mine, namespace, fresh, ends), num_published
+    return _list_children(pages, chain, mine, namespace, fresh, ends), num_published, again
 
 
 def _links(pages: Pages, mine: jax.Array, namespace: jax.Array) -> tuple[jax.Array, jax.Array]:

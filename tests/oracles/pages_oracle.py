@@ -261,7 +261,11 @@ class PagesOracle:
             if self._listed(bucket, way) and self.counts[self.buckets[bucket][way]] == 0:
                 self.index.pop(self.buckets[bucket][way])
             self.buckets[bucket][way] = mine[i]
+            linked_anew = mine[i] in self.index
             self._enter(mine, i, tokens, hashes, namespace)
+            if linked_anew:  # what follows it in the index is in reach again
+                self._list(mine, list(range(len(found), i + 1)), full, tokens, hashes, namespace)
+                return self._publish_row(row, g, tokens, length, namespace, tail)
         new = list(range(len(found), published))
         unfilled = tail and published == full and length % self.S > 0 and len(mine) > full
         if unfilled and self._is_news(mine, full, tokens[full * self.S : length], hashes, namespace):
