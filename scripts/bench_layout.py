@@ -103,7 +103,9 @@ def main(argv: list[str]) -> None:
     if _OUTPUT.value:
         info = {"machine": machine.describe(), "jax": jax.__version__, "command": machine.command()}
         shape = {"rows": _ROWS.value, "context": _CONTEXT.value, "heads": HEADS, "kv_heads": KV_HEADS, "head_dim": DIM}
-        pathlib.Path(_OUTPUT.value).write_text(json.dumps({**info, **shape, "adjoining": share, "milliseconds": figures}, indent=1))
+        pathlib.Path(_OUTPUT.value).write_text(
+            json.dumps({**info, **shape, "adjoining": share, "milliseconds": figures}, indent=1)
+        )
 
 
 if __name__ == "__main__":

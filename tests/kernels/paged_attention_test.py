@@ -1,4 +1,4 @@
-"""Both backends of paged_attention against the numpy oracle."""
+"""The backends of paged_attention against the numpy oracle."""
 
 from __future__ import annotations
 
@@ -11,13 +11,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import init_cache, kv_update, paged_attention
+from pagedjax_kernels import init_cache, kv_update, native_cpu, paged_attention
 
 from tests.kernels.harness import LAYER, make_call
 
 # For outputs of about one. float32: scores reach 20 here, so half their ulp moves a weight by 1e-6 of itself. 16-bit
 # queries: half an ulp of the output, and of the weights where a backend rounds them to the queries' dtype.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
+
+# What serves here: the native backend needs a C++ compiler.
+FAST = ["xla"] if native_cpu.why_not() else ["native_cpu", "xla"]
 
 FACTORS = {
     "page_size": (8, 16, 64, 256),
@@ -92,7 +95,8 @@ def lengths(kind: str, size: int) -> tuple[list[int], list[int]]:
 
 
 @pytest.mark.parametrize("case", pairwise(FACTORS), ids=lambda c: "-".join(str(v) for v in c.values()))
-def test_xla_equals_the_oracle(case):
+@pytest.mark.parametrize("backend", FAST)
+def test_fast_backends_equal_the_oracle(backend, case):
     q_lens, kv_lens = lengths(case["kind"], case["page_size"])
     kv_heads, group = case["heads"]
     decode = case["kind"] == "decode"
@@ -109,12 +113,12 @@ def test_xla_equals_the_oracle(case):
     sinks = jnp.asarray(np.random.default_rng(1).normal(size=kv_heads * group), jnp.float32) if case["sinks"] else None
     window = {None: None, "static": 7, "traced": jnp.int32(21), "traced zero": jnp.int32(0)}[case["window"]]
     options = {"soft_cap": case["soft_cap"], "scale": case["scale"], "sinks": sinks, "window": window}
-    check(call, max_q_len=1 if decode else None, **options)
+    check(call, backend=backend, max_q_len=1 if decode else None, **options)
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-@pytest.mark.parametrize("backend", ["xla", "reference"])
+@pytest.mark.parametrize("backend", [*FAST, "reference"])
 def test_backends_on_a_mixed_batch(backend, dtype):
     q_lens, kv_lens = lengths("mixed", 8)
     call = make_call(q_lens, kv_lens, page_size=8, kv_dtype=dtype)
@@ -132,16 +136,17 @@ def test_16_bit_queries_over_quantised_and_float32_pages():
         check(make_call([1, 6], [20, 9], kv_dtype=kv_dtype, q_dtype="bfloat16"), tolerance=1.6e-2)
 
 
-def test_long_rows_cross_blocks_and_tiles():
+@pytest.mark.parametrize("backend", FAST)
+def test_long_rows_cross_blocks_and_tiles(backend):
     """Rows longer than a block of keys, chunks longer than a tile of queries, at the start and with a context."""
     call = make_call([1, 300, 140, 1], [700, 300, 500, 200], num_kv_heads=1, group=2)
-    check(call)
-    check(call, window=jnp.int32(150))
-    check(call, window=3, sinks=jnp.zeros(2, jnp.float32))
+    check(call, backend=backend)
+    check(call, backend=backend, window=jnp.int32(150))
+    check(call, backend=backend, window=3, sinks=jnp.zeros(2, jnp.float32))
 
 
 @pytest.mark.parametrize("kind", ["mixed", "decode"])
-@pytest.mark.parametrize("backend", ["xla", "reference"])
+@pytest.mark.parametrize("backend", [*FAST, "reference"])
 def test_pages_behind_the_window_are_not_read(backend, kind):
     """Given back, they may hold anything: here page 0, which is poisoned. With sinks, as a streaming model has them."""
     size, window = 8, 13
@@ -157,12 +162,13 @@ def test_pages_behind_the_window_are_not_read(backend, kind):
 
 
 @functools.cache
-def _jitted(max_q_len):
-    return jax.jit(functools.partial(paged_attention, backend="xla", max_q_len=max_q_len))
+def _jitted(backend, max_q_len):
+    return jax.jit(functools.partial(paged_attention, backend=backend, max_q_len=max_q_len))
 
 
 @pytest.mark.parametrize("seed", range(25))
-def test_random_ragged_batches(seed):
+@pytest.mark.parametrize("backend", FAST)
+def test_random_ragged_batches(backend, seed):
     """One compiled shape, any mixture of rows in it."""
     rng = np.random.default_rng(seed)
     rows, size, max_pages, tokens = 6, 8, 7, 64
@@ -180,17 +186,18 @@ def test_random_ragged_batches(seed):
         num_pages=45,
         seed=seed,
     )
-    got = np.asarray(_jitted(None)(*call.args))
+    got = np.asarray(_jitted(backend, None)(*call.args))
     np.testing.assert_allclose(got, call.expected(), rtol=0, atol=TOLERANCE["float32"])
 
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_output_does_not_depend_on_batch_mates(dtype):
+@pytest.mark.parametrize("backend", FAST)
+def test_output_does_not_depend_on_batch_mates(backend, dtype):
     """Bit for bit: alone among empty rows, and in a full batch whose other rows are longer and shorter."""
     q_lens, kv_lens = [1, 12, 1, 7, 1], [30, 12, 250, 190, 1]
     call = make_call(q_lens, kv_lens, kv_dtype=dtype)
-    together = np.asarray(_jitted(None)(*call.args)).astype(np.float32)
+    together = np.asarray(_jitted(backend, None)(*call.args)).astype(np.float32)
     starts = np.asarray(call.cu_q_lens)
     for b in range(len(q_lens)):
         # The same shapes; all rows but one are empty, and its queries come first.
@@ -198,24 +205,64 @@ def test_output_does_not_depend_on_batch_mates(dtype):
         lens = jnp.where(jnp.arange(5) == b, call.kv_lens, 0)
         cu = jnp.asarray(np.where(np.arange(6) > b, q_lens[b], 0), jnp.int32)
         _, cache, layer, table, _, _ = call.args
-        alone = np.asarray(_jitted(None)(q, cache, layer, table, lens, cu)).astype(np.float32)
+        alone = np.asarray(_jitted(backend, None)(q, cache, layer, table, lens, cu)).astype(np.float32)
         np.testing.assert_array_equal(alone[: q_lens[b]], together[starts[b] : starts[b + 1]])
 
 
-def test_decode_alone_equals_decode_in_a_larger_batch():
+@pytest.mark.parametrize("backend", FAST)
+def test_decode_alone_equals_decode_in_a_larger_batch(backend):
     """Bit for bit also over lane counts: 1 lane, and 21 that are cut into groups by their lengths."""
     kv_lens = [30, 1, 250, 190, 64, 65, 0, 3, 128, 0, 17, 100, 41, 9, 77, 260, 2, 33, 150, 31, 16]
     call = make_call([1] * 21, kv_lens, num_tokens=21)
     q, cache, layer, table, lens, _ = call.args
-    together = np.asarray(_jitted(1)(*call.args))
+    together = np.asarray(_jitted(backend, 1)(*call.args))
     np.testing.assert_allclose(together, call.expected(), rtol=0, atol=TOLERANCE["float32"])
     one = jnp.arange(2, dtype=jnp.int32)
     for b in (0, 2, 5, 15, 20):
-        alone = np.asarray(_jitted(1)(q[b : b + 1], cache, layer, table[b : b + 1], lens[b : b + 1], one))
+        alone = np.asarray(_jitted(backend, 1)(q[b : b + 1], cache, layer, table[b : b + 1], lens[b : b + 1], one))
         np.testing.assert_array_equal(alone[0], together[b])
 
 
-def test_scan_over_layers_with_windows_that_differ():
+@pytest.mark.skipif("native_cpu" not in FAST, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize("window", [None, 700])
+def test_native_rows_of_several_chunks_do_not_depend_on_the_split(dtype, window):
+    """Bit for bit: a query alone (split by keys and heads), with few rows or many, and as part of a prompt's tile."""
+    call = make_call([40, 1, 2, 1], [1300, 1111, 1030, 5], num_kv_heads=2, group=3, kv_dtype=dtype)
+    check(call, backend="native_cpu", window=window, tolerance=0.02 if dtype == "bfloat16" else None)
+    q, cache, layer, table, lens, cu = call.args
+    run = jax.jit(functools.partial(paged_attention, backend="native_cpu", window=window))
+    together = np.asarray(run(*call.args)).astype(np.float32)
+    for b in range(4):
+        for i in (0, int(cu[b + 1] - cu[b]) - 1):  # the first and the last query, each alone
+            length = lens[b] - (cu[b + 1] - cu[b]) + i + 1
+            alone = run(
+                q[cu[b] + i][None], cache, layer, table[b : b + 1], length[None], jnp.arange(2, dtype=jnp.int32)
+            )
+            np.testing.assert_array_equal(np.asarray(alone[0]).astype(np.float32), together[cu[b] + i])
+
+
+@pytest.mark.skipif("native_cpu" not in FAST, reason="no C++ compiler")
+@pytest.mark.parametrize(
+    ("message", "change"),
+    [
+        ("page_table must be in", {"page_table": jnp.full((2, 1), 1000, jnp.int32)}),
+        ("page_table must be in", {"page_table": jnp.full((2, 1), -1, jnp.int32)}),
+        ("kv_lens must be at most P", {"kv_lens": jnp.array([3, 1000], jnp.int32)}),
+        ("cu_q_lens must rise", {"cu_q_lens": jnp.array([0, 1, 100], jnp.int32)}),
+        ("more queries than tokens", {"kv_lens": jnp.array([3, 4], jnp.int32)}),
+        ("layer must be in", {"layer": jnp.int32(2)}),
+    ],
+)
+def test_native_refuses_what_would_read_foreign_memory(message, change):
+    names = ("q", "cache", "layer", "page_table", "kv_lens", "cu_q_lens")
+    arguments = dict(zip(names, make_call([1, 5], [3, 5], page_size=64).args, strict=True))
+    with pytest.raises(Exception, match=message):
+        jax.block_until_ready(paged_attention(**{**arguments, **change}, backend="native_cpu"))
+
+
+@pytest.mark.parametrize("backend", FAST)
+def test_scan_over_layers_with_windows_that_differ(backend):
     call = make_call([1, 9], [40, 9])
     cache = call.cache._replace(kv_pages=call.cache.kv_pages.at[0].set(call.cache.kv_pages[LAYER]))
     q, _, _, table, lens, cu = call.args
@@ -224,7 +271,7 @@ def test_scan_over_layers_with_windows_that_differ():
     def layers(cache, windows):
         def body(carry, xs):
             layer, window = xs
-            return carry, paged_attention(q, carry, layer, table, lens, cu, window=window, backend="xla")
+            return carry, paged_attention(q, carry, layer, table, lens, cu, window=window, backend=backend)
 
         return jax.lax.scan(body, cache, (jnp.arange(2, dtype=jnp.int32), windows))[1]
 
@@ -233,7 +280,8 @@ def test_scan_over_layers_with_windows_that_differ():
     np.testing.assert_allclose(got[1], call.expected(window=5), rtol=0, atol=1e-5)
 
 
-def test_pool_of_more_than_2_to_31_elements():
+@pytest.mark.parametrize("backend", FAST)
+def test_pool_of_more_than_2_to_31_elements(backend):
     """The last page of a pool whose flat index does not fit 32 bits (2 GiB of int8)."""
     size, kv_heads, dim = 256, 4, 256
     num_pages = 2**31 // (size * 2 * kv_heads * dim) + 2
@@ -245,7 +293,7 @@ def test_pool_of_more_than_2_to_31_elements():
     cache = jax.jit(kv_update, donate_argnums=0)(cache, k, v, jnp.int32(0), slots)
     q = jnp.asarray(rng.normal(size=(1, kv_heads, dim)), jnp.float32)
     one, table = jnp.arange(2, dtype=jnp.int32), jnp.full((1, 1), page, jnp.int32)
-    got = _jitted(1)(q, cache, jnp.int32(0), table, jnp.full(1, 3, jnp.int32), one)
+    got = _jitted(backend, 1)(q, cache, jnp.int32(0), table, jnp.full(1, 3, jnp.int32), one)
     scores = np.einsum("hd,thd->ht", q[0], k) * dim**-0.5
     weights = np.exp(scores) / np.exp(scores).sum(-1, keepdims=True)
     np.testing.assert_allclose(got[0], np.einsum("ht,thd->hd", weights, v), atol=0.03)

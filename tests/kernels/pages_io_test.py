@@ -6,18 +6,21 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import copy_pages, init_cache, kv_update, permute_pages
+from pagedjax_kernels import copy_pages, init_cache, kv_update, native_cpu, permute_pages
 from pagedjax_kernels.cache import padded_head_dim
 from pagedjax_kernels.compat import storage_dtype
 
 from tests.kernels.harness import contents, poisoned
 
 DTYPES = ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn")
+FAST = ["xla"] if native_cpu.why_not() else ["native_cpu", "xla"]
 STEP = {"float32": 0, "bfloat16": 2**-8, "float16": 2**-11, "int8": 0.5 / 127, "float8_e4m3fn": 2**-4}
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("backend", ["xla", "reference"])
+@pytest.mark.parametrize(
+    ("backend", "dtype"),
+    [(b, d) for b in (*FAST, "reference") for d in DTYPES if (b, d) != ("native_cpu", "float8_e4m3fn")],
+)
 def test_kv_update_writes_its_slots_and_nothing_else(dtype, backend):
     rng = np.random.default_rng(0)
     cache = poisoned(5, 4, 2, 80, dtype)
@@ -43,9 +46,32 @@ def test_kv_update_writes_its_slots_and_nothing_else(dtype, backend):
 @pytest.mark.parametrize("magnitude", [1e-30, 1.0, 3e38])
 def test_quantised_extremes_stay_finite(dtype, magnitude):
     cache = init_cache(1, 2, 4, 1, 64, dtype)
-    x = jnp.asarray(np.linspace(-1, 1, 64), jnp.float32).reshape(1, 1, 64) * magnitude
+    x = jnp.asarray(np.linspace(-1, 1, 64), jnp.float32).reshape(1, 1, 64) * magnitude  # auto: native where it can
     got = contents(kv_update(cache, x, x, 0, jnp.asarray([5], jnp.int32)))[0, 5, 0]
     np.testing.assert_allclose(got[0], np.asarray(x)[0, 0], rtol=0, atol=magnitude * 2**-4)
+
+
+@pytest.mark.skipif("native_cpu" not in FAST, reason="no C++ compiler")
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8"])
+@pytest.mark.parametrize("given", ["float32", "bfloat16"])
+def test_native_writes_the_same_bits_as_xla(given, dtype):
+    """Rounding included: ties, subnormals, what becomes infinite, NaN."""
+    rng = np.random.default_rng(0)
+    x = rng.normal(size=(64, 2, 64)) * np.exp2(rng.integers(-30, 20, (64, 2, 64)))
+    x[0, 0, :6] = [1 + 2**-8, 1 + 3 * 2**-8, 70000, -1e-40, 65520, 0.5 + 2**-12]
+    if dtype != "int8":
+        x[1, 0, :3] = [np.inf, -np.inf, np.nan]
+    k = jnp.asarray(x, jnp.float32).astype(given)
+    slots = jnp.arange(64, dtype=jnp.int32)
+    cache = init_cache(1, 4, 16, 2, 64, dtype)
+    native, xla = (kv_update(cache, k, -k, 0, slots, backend=b) for b in ("native_cpu", "xla"))
+    a, b = (np.asarray(c.kv_pages).view(c.dtype).astype(np.float32) for c in (native, xla))
+    if dtype == "int8":  # XLA multiplies by 1 / 127, so a scale may differ in its last bit, and an element by a tie
+        np.testing.assert_allclose(a, b, atol=1)
+        assert (a != b).mean() < 1e-3
+        np.testing.assert_allclose(native.scales, xla.scales, rtol=2e-7)
+    else:
+        np.testing.assert_array_equal(a, b)
 
 
 @pytest.mark.parametrize("backend", ["xla", "reference"])

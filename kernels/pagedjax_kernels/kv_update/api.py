@@ -2,15 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels import dispatch
+from pagedjax_kernels import dispatch, native_cpu
 from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.kv_update.reference import kv_update_reference
 from pagedjax_kernels.kv_update.xla import kv_update_xla
 
+
+class UpdateCase(NamedTuple):
+    """The static facts of one call: dtypes of the pages and of what is written."""
+
+    kv_dtype: str
+    dtype: str
+
+
+def _why_not_native(hardware: Hardware, case: UpdateCase) -> str | None:
+    if hardware.platform != "cpu":
+        return "for CPUs only"
+    if case.kv_dtype not in native_cpu.WRITABLE or case.dtype not in native_cpu.ACTIVATIONS:
+        return f"it does not write {case.dtype} into {case.kv_dtype} pages"
+    return native_cpu.why_not()
+
+
 BACKENDS = (
+    dispatch.Backend("native_cpu", _why_not_native, native_cpu.kv_update_native),
     dispatch.Backend("xla", lambda hardware, case: None, kv_update_xla),
     dispatch.Backend("reference", lambda hardware, case: None, kv_update_reference, automatic=False),
 )
@@ -36,7 +56,7 @@ def kv_update(
       layer: i32 scalar, static or traced, in [0, L).
       slot_mapping: i32[T], slot = page * S + offset of every token. All distinct; slots >= N * S (padding) are
         dropped. Never negative.
-      backend: "auto", "xla" or "reference".
+      backend: "auto", "native_cpu", "xla" or "reference".
 
     Returns:
       The updated cache.
@@ -54,5 +74,6 @@ def kv_update(
         raise ValueError(f"slot_mapping must be [T] = ({k.shape[0]},), got {slot_mapping.shape}")
     if slot_mapping.dtype != jnp.int32:
         raise ValueError(f"slot_mapping must be int32, got {slot_mapping.dtype}")
-    chosen = dispatch.pick("kv_update", BACKENDS, backend, None)
+    case = UpdateCase(cache.dtype.name, jnp.dtype(k.dtype).name)
+    chosen = dispatch.pick("kv_update", BACKENDS, backend, case)
     return chosen.run(cache, k, v, jnp.asarray(layer, jnp.int32), slot_mapping)

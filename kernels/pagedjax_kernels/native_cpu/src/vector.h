@@ -29,7 +29,7 @@ constexpr float kInf = std::numeric_limits<float>::infinity();
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t IntVec __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t UintVec __attribute__((vector_size(kLanes * 4)));
-typedef uint16_t HalfBits __attribute__((vector_size(kLanes * 2)));
+typedef _Float16 Halves __attribute__((vector_size(kLanes * 2)));
 typedef int8_t Bytes __attribute__((vector_size(kLanes)));
 
 inline Vec Load(const float* x) {
@@ -42,22 +42,35 @@ inline void Store(float* x, Vec v) { std::memcpy(x, &v, sizeof v); }
 
 inline Vec Splat(float x) { return x - Vec{}; }
 
-// What the pages or the queries hold. Load: kLanes elements as floats.
+// What pages or queries hold. One step takes kParts * kLanes elements and gives kParts vectors; which element a lane holds
+// is DimOf's matter. All that queries and pages have in common is the order, so any order does.
 struct F32 {
   using Type = float;
-  static Vec Load(const Type* x) { return pagedjax::Load(x); }
+  static constexpr int kParts = 1;
+  static constexpr bool kScaled = false;
+  template <int kPart>
+  static Vec Load(const Type* x) {
+    return pagedjax::Load(x);
+  }
   static float Get(Type x) { return x; }
   static Type Put(float x) { return x; }
 };
 
 struct BF16 {
   using Type = uint16_t;
+  static constexpr int kParts = 2;
+  static constexpr bool kScaled = false;
+  // A pair of elements is one word: widening the even and the odd ones apart takes one instruction each.
+  template <int kPart>
   static Vec Load(const Type* x) {
-    HalfBits bits;
+    UintVec bits;
     std::memcpy(&bits, x, sizeof bits);
-    UintVec wide = __builtin_convertvector(bits, UintVec) << 16;
+    if constexpr (kPart == 0)
+      bits <<= 16;
+    else
+      bits &= 0xffff0000u;
     Vec v;
-    std::memcpy(&v, &wide, sizeof v);
+    std::memcpy(&v, &bits, sizeof v);
     return v;
   }
   static float Get(Type x) {
@@ -76,10 +89,13 @@ struct BF16 {
 
 struct F16 {
   using Type = _Float16;
+  static constexpr int kParts = 1;
+  static constexpr bool kScaled = false;
+  template <int kPart>
   static Vec Load(const Type* x) {
-    Vec v;
-    for (int i = 0; i < kLanes; i++) v[i] = static_cast<float>(x[i]);
-    return v;
+    Halves halves;
+    std::memcpy(&halves, x, sizeof halves);
+    return __builtin_convertvector(halves, Vec);
   }
   static float Get(Type x) { return static_cast<float>(x); }
   static Type Put(float x) { return static_cast<Type>(x); }
@@ -87,12 +103,14 @@ struct F16 {
 
 struct Int8 {
   using Type = int8_t;
+  static constexpr int kParts = 1;
+  static constexpr bool kScaled = true;
+  template <int kPart>
   static Vec Load(const Type* x) {
     Bytes bytes;
     std::memcpy(&bytes, x, sizeof bytes);
     return __builtin_convertvector(bytes, Vec);
   }
-  static float Get(Type x) { return x; }
 };
 
 // float8_e4m3fn: 1 sign, 4 exponent (bias 7), 3 mantissa bits; no infinities, 0x7f is NaN.
@@ -111,20 +129,21 @@ inline const F8Table kF8;
 
 struct F8 {
   using Type = uint8_t;
+  static constexpr int kParts = 1;
+  static constexpr bool kScaled = true;
+  template <int kPart>
   static Vec Load(const Type* x) {
     Vec v;
     for (int i = 0; i < kLanes; i++) v[i] = kF8.values[x[i]];
     return v;
   }
-  static float Get(Type x) { return kF8.values[x]; }
 };
 
-// n elements, n < kLanes; zeros behind them.
+// The element that lane `i` of the vectors of T holds.
 template <typename T>
-Vec LoadSome(const typename T::Type* x, int n) {
-  Vec v{};
-  for (int i = 0; i < n; i++) v[i] = T::Get(x[i]);
-  return v;
+constexpr int64_t DimOf(int64_t i) {
+  constexpr int step = T::kParts * kLanes;
+  return i / step * step + i % kLanes * T::kParts + i % step / kLanes;
 }
 
 inline float Max(Vec v) {
@@ -168,30 +187,28 @@ inline Vec Exp(Vec x) {
 inline float Exp(float x) { return Exp(Splat(x))[0]; }
 
 template <int kStep, int... kLane>
-inline void Exchange(Vec& a, Vec& b, std::integer_sequence<int, kLane...>) {
+[[gnu::always_inline]] inline void Exchange(Vec& a, Vec& b, std::integer_sequence<int, kLane...>) {
   // Of the 2 x 2 matrix of blocks of kStep lanes in a over b, the off-diagonal blocks change places.
-  const IntVec first = {(kLane & kStep ? kLane - kStep + kLanes : kLane)...};
-  const IntVec second = {(kLane & kStep ? kLane + kLanes : kLane + kStep)...};
 #if defined(__clang__)
   Vec x = __builtin_shufflevector(a, b, (kLane & kStep ? kLane - kStep + kLanes : kLane)...);
   Vec y = __builtin_shufflevector(a, b, (kLane & kStep ? kLane + kLanes : kLane + kStep)...);
-  (void)first, (void)second;
 #else
-  Vec x = __builtin_shuffle(a, b, first);
-  Vec y = __builtin_shuffle(a, b, second);
+  Vec x = __builtin_shuffle(a, b, IntVec{(kLane & kStep ? kLane - kStep + kLanes : kLane)...});
+  Vec y = __builtin_shuffle(a, b, IntVec{(kLane & kStep ? kLane + kLanes : kLane + kStep)...});
 #endif
   a = x;
   b = y;
 }
 
 template <int kStep>
-inline void TransposeSteps(Vec* rows) {
+[[gnu::always_inline]] inline void TransposeSteps(Vec (&rows)[kLanes]) {
+#pragma GCC unroll 16
   for (int i = 0; i < kLanes; i++)
     if (!(i & kStep)) Exchange<kStep>(rows[i], rows[i + kStep], std::make_integer_sequence<int, kLanes>{});
   if constexpr (kStep > 1) TransposeSteps<kStep / 2>(rows);
 }
 
-// rows[kLanes]: a square matrix, transposed in place.
-inline void Transpose(Vec* rows) { TransposeSteps<kLanes / 2>(rows); }
+// A square matrix, transposed in place.
+[[gnu::always_inline]] inline void Transpose(Vec (&rows)[kLanes]) { TransposeSteps<kLanes / 2>(rows); }
 
 }  // namespace pagedjax
