@@ -27,7 +27,7 @@ from pagedjax.pages import alloc, contiguity, init_pages, publish, remap
 _ROWS = flags.DEFINE_integer("rows", 64, "sequences", lower_bound=1)
 _CONTEXT = flags.DEFINE_integer("context", 1024, "tokens a sequence", lower_bound=1)
 _PAGES = flags.DEFINE_list("page_sizes", ["8", "16", "64"], "tokens a page")
-_BACKENDS = flags.DEFINE_list("backends", ["xla"], "attention backends")
+_BACKENDS = flags.DEFINE_list("backends", ["native_cpu", "xla"], "attention backends")
 _REPEAT = flags.DEFINE_integer("repeat", 15, "timings of each layout; the best counts", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", "", "where to write the figures as JSON")
 HEADS, KV_HEADS, DIM, STEPS = 9, 3, 64, 8
