@@ -27,6 +27,14 @@ def chain_digests(root: str, token_ids: np.ndarray, page_size: int) -> Iterator[
         yield digest
 
 
+def group_digest(digest: bytes, group: int) -> bytes:
+    """The digest of a page of one layer group, from that of its tokens and all before them. Group 0 keeps that one."""
+    if group == 0:
+        return digest
+    # Personalised: no chain, whatever its tokens, leads to such a digest.
+    return hashlib.blake2b(digest + group.to_bytes(4, "little"), digest_size=DIGEST_BYTES, person=b"group").digest()
+
+
 class HostIndex:
     """Digest -> page. A *held* page belongs to a swapped-out sequence and stays; the others go when room is needed, the
     least recently used first."""

@@ -198,7 +198,7 @@ def _load_counters(engine: Engine, record: dict[str, Any]) -> None:
 
 
 def _used_pages(tier: HostTier) -> list[int]:
-    tails = [saved.last_page for saved in tier.saved.values() if saved.last_page is not None]
+    tails = [page for saved in tier.saved.values() for page in saved.last_pages]
     return sorted([page for _, page, _ in tier.index.entries()] + tails)
 
 
@@ -222,7 +222,7 @@ def _tier_record(tier: HostTier) -> dict[str, Any]:
         "pages": _used_pages(tier),
         "index": [[digest.hex(), page, holders] for digest, page, holders in tier.index.entries()],
         "saved": [
-            [s.rank, saved.num_computed, [d.hex() for d in saved.digests], saved.last_page]
+            [s.rank, saved.num_computed, [d.hex() for d in saved.digests], saved.last_pages]
             for s, saved in tier.saved.items()
         ],
     }
@@ -231,8 +231,8 @@ def _tier_record(tier: HostTier) -> dict[str, Any]:
 def _load_tier(tier: HostTier, record: dict[str, Any], arrays: Any, by_rank: dict[int, Sequence]) -> None:
     tier.index = HostIndex.of([(bytes.fromhex(digest), page, holders) for digest, page, holders in record["index"]])
     tier.saved = {
-        by_rank[rank]: Saved(num_computed, [bytes.fromhex(d) for d in digests], last_page)
-        for rank, num_computed, digests, last_page in record["saved"]
+        by_rank[rank]: Saved(num_computed, [bytes.fromhex(d) for d in digests], last_pages)
+        for rank, num_computed, digests, last_pages in record["saved"]
     }
     names = ("pages", "generations", "digests")
     pages, generations, digests = (arrays[f"tier.published.{name}"] for name in names)
