@@ -12,9 +12,11 @@ from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from typing import Any
 
+import jax
+
 from pagedjax.config import Config
 from pagedjax.engine.choices import Choices
-from pagedjax.engine.host_index import HostIndex, chain_digests, group_digest
+from pagedjax.engine.host_index import DevicePages, HostIndex, chain_digests, group_digest
 from pagedjax.engine.host_places import Place, needed, reaches
 from pagedjax.engine.preemption import PreemptionCost
 from pagedjax.engine.stats import Counters
@@ -80,7 +82,7 @@ class HostTier:
         self.swapper = Swapper(runner, num_pages) if num_pages else None
         self.index = HostIndex()
         self.saved: dict[Sequence, Saved] = {}
-        self.published: dict[int, tuple[int, bytes]] = {}  # device page -> (its generation, digest)
+        self.published = DevicePages()
         self._spill: _Spill | None = None
         self._look: Any = None
 
@@ -165,33 +167,75 @@ class HostTier:
         """The most tokens that a row with `hit` of them can have with pages of the pool: (tokens, the places to be filled,
         and with what). No more than `hit`, and nothing, where the pool does not go on or the device has no room."""
         start = hit // self._page_size
-        room = self._runner.num_unowned
         # As on the device, the last known token is never covered.
         readable = (sequence.match_tokens - 1) // self._page_size if self._spills else 0
         num_full = max(readable, saved.num_computed // self._page_size if saved else 0)
         if start >= num_full and not (saved and saved.num_computed > hit):
             return hit, [], []
         digest_of = self._digest_of(sequence, num_full)
-        ends = reaches(self._footprint, lambda place: digest_of(place) in self.index, start, num_full)
+        on_device = self._on_device()
+        ends = reaches(
+            self._footprint,
+            lambda place: (digest := digest_of(place)) in self.index or on_device(digest) is not None,
+            start,
+            num_full,
+        )
         options = {end * self._page_size for end in ends} | ({saved.num_computed} if saved else set())
         for num_computed in sorted(options, reverse=True):
             if num_computed <= hit:
                 break
             places = needed(self._footprint, num_computed, start)
             has = hit % self._page_size > 0  # of the first column, a copy of its own, where there is one group
-            if len(places) - has > room:
+            full = [place for place in places if (place.column + 1) * self._page_size <= num_computed]
+            digests = [digest_of(place) for place in full]
+            if len(places) - has > self._runner.num_unowned or not self._fetch(digests, on_device):
                 continue
-            pages = []
-            for place in places:
-                if (place.column + 1) * self._page_size > num_computed:
-                    assert saved is not None, "an unfilled page is a saved one"
-                    pages.append(saved.last_pages[place.group])
-                else:
-                    page = self.index.page(digest_of(place))
-                    assert page is not None, "it was there"
-                    pages.append(page)
+            pages = [page for page in map(self.index.page, digests) if page is not None]
+            assert len(pages) == len(full), "all are on the host now"
+            if len(full) < len(places):
+                assert saved is not None, "an unfilled page is a saved one"
+                pages += saved.last_pages
             return num_computed, places, pages
         return hit, [], []
+
+    def _on_device(self) -> Callable[[bytes], int | None]:
+        """A look at what the device has cached: gives the page that holds the content, None where none does.
+
+        Where layers see windows, the device's own index loses a whole chain with the first page that is reused, and what
+        falls out of a window is reused first. By digest, the rest is still of use.
+        """
+        if not (self._spills and any(self._runner.windows)):
+            return lambda digest: None
+        pages = self._runner.state.pages
+        parents, generations = jax.device_get((pages.parent, pages.generation))
+
+        def page(digest: bytes) -> int | None:
+            found = self.published.page(digest)
+            # A page that is published no more counts as free: nobody promises that it is left as it is.
+            return found[0] if found and parents[found[0]] and generations[found[0]] == found[1] else None
+
+        return page
+
+    def _fetch(self, digests: list[bytes], on_device: Callable[[bytes], int | None]) -> bool:
+        """Copy those of full pages that the host lacks from the device; False where there is no room for them."""
+        absent = [digest for digest in digests if digest not in self.index]
+        if not absent:
+            return True
+        present = [digest for digest in digests if digest in self.index]
+        for digest in present:  # they must not make room for the others
+            self.index.hold(digest)
+        room = self._room >= len(absent)
+        if room:
+            assert self.swapper is not None
+            physical = [page for page in map(on_device, absent) if page is not None]
+            pages = [self._take() for _ in absent]
+            self.swapper.finish_out(self.swapper.begin_out(physical), pages)
+            for digest, page in zip(absent, pages, strict=True):
+                self.index.add(digest, page)
+            self._counters.spilled_pages += len(absent)
+        for digest in present:
+            self._let_go(digest)
+        return room
 
     def forget(self, sequence: Sequence) -> None:
         """A sequence needs its saved pages no more: it has them back, or it ended."""
@@ -240,10 +284,11 @@ class HostTier:
             new = [
                 (Place(group, column), page, generation)
                 for group, column, page, generation in row.pages()
-                if column < num_full and self.published.get(page, (None,))[0] != generation
+                if column < num_full and self.published.content(page, generation) is None
             ]
             digest_of = self._digest_of(sequence, num_full if new else 0)
-            self.published |= {page: (generation, digest_of(place)) for place, page, generation in new}
+            for place, page, generation in new:
+                self.published.note(page, generation, digest_of(place))
 
     def forget_numbers(self) -> None:
         """Device pages are about to get new numbers: until they are published again, what is in them is unknown here."""
@@ -279,14 +324,14 @@ class HostTier:
         contents: list[tuple[int, bytes]] = []
         kept = 0
         for page, generation in seen:
-            content = self.published.get(page)
-            if content is None or content[0] != generation:
+            digest = self.published.content(page, generation)
+            if digest is None:
                 continue
-            if self.index.page(content[1]) is not None:  # touched: it must not make room for its neighbours
+            if self.index.page(digest) is not None:  # touched: it must not make room for its neighbours
                 kept += 1
-            elif content not in contents:
+            elif (generation, digest) not in contents:
                 physical.append(page)
-                contents.append(content)
+                contents.append((generation, digest))
         num = max(0, min(SPILLED_AT_ONCE, len(physical), self._room - kept))
         if num:
             copies = self.swapper.begin_out(physical[:num])
