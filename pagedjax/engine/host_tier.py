@@ -27,7 +27,7 @@ from pagedjax.runner.swapper import Copy
 from pagedjax.scheduler import Sequence
 
 SPILLED_AT_ONCE = 32
-"""Most cached pages copied out beside one dispatch."""
+"""Most cached pages of each layer group copied out beside one dispatch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -332,7 +332,7 @@ class HostTier:
             elif (generation, digest) not in contents:
                 physical.append(page)
                 contents.append((generation, digest))
-        num = max(0, min(SPILLED_AT_ONCE, len(physical), self._room - kept))
+        num = max(0, min(SPILLED_AT_ONCE * self._footprint.num_groups, len(physical), self._room - kept))
         if num:
             copies = self.swapper.begin_out(physical[:num])
             self._spill = _Spill(contents[:num], [self._take() for _ in range(num)], copies)

@@ -17,7 +17,7 @@ from pagedjax.runner.step import give_back
 SWAP_WIDTH = 16
 """Pages moved in one dispatch."""
 LOOKAHEAD = 64
-"""Pages about to be recycled that are reported at once."""
+"""Pages of each layer group about to be recycled that are reported at once."""
 
 Blocks = Any  # a KVCache whose leaves begin with the pages: [W, L, ...]; jax arrays inside programs, numpy outside
 
@@ -109,5 +109,5 @@ def _grow(
 
 
 def look_ahead(state: EngineState) -> tuple[jax.Array, jax.Array]:
-    """(ids i32[LOOKAHEAD], generations u32[LOOKAHEAD]) of cached pages that are recycled next; padded with N."""
-    return upcoming(state.pages, LOOKAHEAD)
+    """(ids i32[G * LOOKAHEAD], generations u32[G * LOOKAHEAD]) of cached pages that are recycled next; padded with N."""
+    return upcoming(state.pages, LOOKAHEAD * state.pages.num_groups)

@@ -11,7 +11,7 @@ import pytest
 
 from pagedjax.pages import alloc, check
 from pagedjax.runner.state import init_state
-from pagedjax.runner.swap import SWAP_WIDTH, look_ahead, swap_in, swap_out
+from pagedjax.runner.swap import LOOKAHEAD, SWAP_WIDTH, look_ahead, swap_in, swap_out
 from pagedjax.runner.swap_pool import SwapPool
 from tests.models.harness import tiny_spec
 
@@ -130,6 +130,15 @@ def test_no_copy_of_the_pool(dtype, windows):
     for program, args in ((swap_out, (number, index, index)), (look_ahead, ())):
         memory = jax.jit(program).lower(state, *args).compile().memory_analysis()
         assert memory.temp_size_in_bytes + memory.output_size_in_bytes < size / 100
+
+
+def test_the_look_ahead_grows_with_the_groups():
+    """A dispatch recycles pages in every group; 100 free pages that are no news lie in front."""
+    state = make_state(num_pages=400, windows=(6, 0))
+    cached = jnp.arange(400) > 100
+    state = state.replace(pages=state.pages.replace(parent=jnp.where(cached, 400, 0)))
+    ids, _ = look_ahead(state)
+    assert ids.tolist() == list(range(101, 101 + 2 * LOOKAHEAD))
 
 
 def test_the_pool_hands_out_each_page_once():
