@@ -111,11 +111,6 @@ def from_loaded(
 ) -> Engine:
     """An engine around a model in memory. `hash_bits` is for tests: a short prefix hash forces collisions."""
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(nnx.state(loaded.model)))
-    if config.cache.host_pages and any(loaded.spec.groups.windows):
-        raise ConfigError(
-            f"config.cache.host_pages: must be 0 for a model with sliding windows, whose pages cannot go to host memory "
-            f"yet; got {config.cache.host_pages}"
-        )
     longest = sizing.max_model_len(config, loaded.spec)
     num_pages = sizing.num_pages(config, loaded.spec, weight_bytes, longest)
     runner = Runner(

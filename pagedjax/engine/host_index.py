@@ -1,10 +1,10 @@
-"""Which page of the host pool holds what: full pages by a digest of their whole past."""
+"""Which page holds what: full pages by a digest of their whole past, in the host pool and, as far as known, on the device."""
 
 from __future__ import annotations
 
 import collections
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
 
@@ -25,6 +25,14 @@ def chain_digests(root: str, token_ids: np.ndarray, page_size: int) -> Iterator[
         page = np.ascontiguousarray(token_ids[end - page_size : end], np.dtype("<i4"))
         digest = hashlib.blake2b(digest + page.tobytes(), digest_size=DIGEST_BYTES).digest()
         yield digest
+
+
+def group_digest(digest: bytes, group: int) -> bytes:
+    """The digest of a page of one layer group, from that of its tokens and all before them. Group 0 keeps that one."""
+    if group == 0:
+        return digest
+    # Personalised: no chain, whatever its tokens, leads to such a digest.
+    return hashlib.blake2b(digest + group.to_bytes(4, "little"), digest_size=DIGEST_BYTES, person=b"group").digest()
 
 
 class HostIndex:
@@ -93,3 +101,41 @@ class HostIndex:
             else:
                 index._cached[digest] = page
         return index
+
+
+class DevicePages:
+    """What is in pages of the device, as far as it was published. They may have been taken for something else since: a page
+    holds what is noted here as long as it is of that generation."""
+
+    def __init__(self, entries: Iterable[tuple[int, int, bytes]] = ()) -> None:
+        self._contents: dict[int, tuple[int, bytes]] = {}
+        self._page_of: dict[bytes, int] = {}
+        for page, generation, digest in entries:
+            self.note(page, generation, digest)
+
+    def note(self, page: int, generation: int, digest: bytes) -> None:
+        """The page holds this now, whatever it held before."""
+        old = self._contents.get(page)
+        if old is not None and self._page_of.get(old[1]) == page:
+            del self._page_of[old[1]]
+        self._contents[page] = (generation, digest)
+        self._page_of[digest] = page
+
+    def content(self, page: int, generation: int) -> bytes | None:
+        """The digest of what is in a page of that generation, if it is known."""
+        found, digest = self._contents.get(page, (None, None))
+        return digest if found == generation else None
+
+    def page(self, digest: bytes) -> tuple[int, int] | None:
+        """(page, generation) where this was last."""
+        page = self._page_of.get(digest)
+        return None if page is None else (page, self._contents[page][0])
+
+    def clear(self) -> None:
+        """Nothing is known any more."""
+        self._contents.clear()
+        self._page_of.clear()
+
+    def entries(self) -> list[tuple[int, int, bytes]]:
+        """(page, generation, digest) of all, in the order in which the pages were first noted."""
+        return [(page, generation, digest) for page, (generation, digest) in self._contents.items()]

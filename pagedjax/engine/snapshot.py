@@ -18,7 +18,7 @@ from flax import nnx
 from pagedjax.config import Config, options
 from pagedjax.engine.differences import named_leaves
 from pagedjax.engine.engine import Engine
-from pagedjax.engine.host_index import DIGEST_BYTES, HostIndex
+from pagedjax.engine.host_index import DIGEST_BYTES, DevicePages, HostIndex
 from pagedjax.engine.host_tier import HostTier, Saved
 from pagedjax.engine.records import group_from, group_record
 from pagedjax.engine.snapshot_files import Snapshot, read_description, read_snapshot, write_snapshot
@@ -198,14 +198,15 @@ def _load_counters(engine: Engine, record: dict[str, Any]) -> None:
 
 
 def _used_pages(tier: HostTier) -> list[int]:
-    tails = [saved.last_page for saved in tier.saved.values() if saved.last_page is not None]
+    tails = [page for saved in tier.saved.values() for page in saved.last_pages]
     return sorted([page for _, page, _ in tier.index.entries()] + tails)
 
 
 def _tier_arrays(tier: HostTier) -> dict[str, Any]:
-    pages = np.array(list(tier.published), np.int32)
-    generations = np.array([generation for generation, _ in tier.published.values()], np.uint32)
-    digests = np.frombuffer(b"".join(d for _, d in tier.published.values()), np.uint8).reshape(-1, DIGEST_BYTES)
+    published = tier.published.entries()
+    pages = np.array([page for page, _, _ in published], np.int32)
+    generations = np.array([generation for _, generation, _ in published], np.uint32)
+    digests = np.frombuffer(b"".join(d for _, _, d in published), np.uint8).reshape(-1, DIGEST_BYTES)
     out: dict[str, Any] = {
         "tier.published.pages": pages,
         "tier.published.generations": generations,
@@ -222,7 +223,7 @@ def _tier_record(tier: HostTier) -> dict[str, Any]:
         "pages": _used_pages(tier),
         "index": [[digest.hex(), page, holders] for digest, page, holders in tier.index.entries()],
         "saved": [
-            [s.rank, saved.num_computed, [d.hex() for d in saved.digests], saved.last_page]
+            [s.rank, saved.num_computed, [d.hex() for d in saved.digests], saved.last_pages]
             for s, saved in tier.saved.items()
         ],
     }
@@ -231,15 +232,15 @@ def _tier_record(tier: HostTier) -> dict[str, Any]:
 def _load_tier(tier: HostTier, record: dict[str, Any], arrays: Any, by_rank: dict[int, Sequence]) -> None:
     tier.index = HostIndex.of([(bytes.fromhex(digest), page, holders) for digest, page, holders in record["index"]])
     tier.saved = {
-        by_rank[rank]: Saved(num_computed, [bytes.fromhex(d) for d in digests], last_page)
-        for rank, num_computed, digests, last_page in record["saved"]
+        by_rank[rank]: Saved(num_computed, [bytes.fromhex(d) for d in digests], last_pages)
+        for rank, num_computed, digests, last_pages in record["saved"]
     }
     names = ("pages", "generations", "digests")
     pages, generations, digests = (arrays[f"tier.published.{name}"] for name in names)
-    tier.published = {
-        page: (generation, digest.tobytes())
+    tier.published = DevicePages(
+        (page, generation, digest.tobytes())
         for page, generation, digest in zip(pages.tolist(), generations.tolist(), digests, strict=True)
-    }
+    )
     if tier.swapper is not None:
         pool = tier.swapper.pool
         pool.use(record["pages"])

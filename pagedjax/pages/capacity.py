@@ -132,10 +132,13 @@ class Footprint:
         """Pages of a table that num_tokens fill; a step that crosses into a new one takes it in every group."""
         return -(-num_tokens // self.page_size)
 
+    def first(self, num_tokens: int) -> tuple[int, ...]:
+        """By group, the first page of a table that a row with num_tokens computed still needs; see `first_needed`."""
+        return tuple(max(num_tokens - window + 1, 0) // self.page_size if window else 0 for window in self.windows)
+
     def held(self, num_tokens: int) -> tuple[int, ...]:
         """Pages by group of a row with num_tokens computed, once those behind the next token's window are given back."""
-        first = (max(num_tokens - window + 1, 0) // self.page_size if window else 0 for window in self.windows)
-        return tuple(max(self.logical(num_tokens) - n, 0) for n in first)
+        return tuple(max(self.logical(num_tokens) - n, 0) for n in self.first(num_tokens))
 
     def most(self, num_tokens: int, chunk: int) -> tuple[int, ...]:
         """Most pages by group that a row holds at once on its way to num_tokens, if no step adds more than `chunk`.

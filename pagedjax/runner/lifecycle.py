@@ -71,8 +71,8 @@ class SettleReport(struct.PyTreeNode):
 
     num_unowned: jax.Array  # i32 pages left
     num_published: jax.Array  # i32[C] leading pages of the row that are in the prefix index
-    pages: jax.Array  # i32[C, P] the row's pages, before it was released
-    generations: jax.Array  # u32[C, P] of those pages
+    pages: jax.Array  # i32[G, C, P] the row's pages, before it was released; NULL_PAGE where one was given back
+    generations: jax.Array  # u32[G, C, P] of those pages
 
 
 def settle(
@@ -99,7 +99,7 @@ def settle(
     tokens = state.rows.token_ids.at[rows].get(mode="fill", fill_value=0)
     tails = release if state.pages.num_groups == 1 else None
     pages, num_published = publish(state.pages, rows, tokens, lengths, namespaces, tails)
-    held = pages.table.at[0, rows].get(mode="fill", fill_value=NULL_PAGE)
+    held = pages.table.at[:, rows].get(mode="fill", fill_value=NULL_PAGE)
     kept = jnp.where(release, R, rows)
     pages = give_back(pages, kept, gather(state.rows.num_computed, kept), windows)
     gone = jnp.where(release, rows, R)

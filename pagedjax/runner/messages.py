@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from pagedjax.pages import NULL_PAGE
 from pagedjax.runner.decode import DecodeReport
 from pagedjax.runner.lifecycle import SettleReport
 from pagedjax.runner.state import RowStatus
@@ -60,12 +61,16 @@ class PublishedRow:
     report: SettleReport
     index: int
 
-    def pages(self) -> tuple[list[int], list[int]]:
-        """(physical pages, their generations) of the row's leading pages that are in the prefix index."""
+    def pages(self) -> list[tuple[int, int, int, int]]:
+        """(group, logical page, physical page, its generation) of the row's leading pages that are in the prefix index, as
+        far as the row has not given them back."""
         num = int(np.asarray(self.report.num_published)[self.index])
         # The whole arrays: to slice them on the device would be programs of their own.
-        pages, generations = np.asarray(self.report.pages), np.asarray(self.report.generations)
-        return pages[self.index, :num].tolist(), generations[self.index, :num].tolist()
+        pages = np.asarray(self.report.pages)[:, self.index, :num]
+        generations = np.asarray(self.report.generations)[:, self.index, :num]
+        group, column = np.nonzero(pages != NULL_PAGE)
+        found = (group, column, pages[group, column], generations[group, column])
+        return list(zip(*(values.tolist() for values in found), strict=True))
 
 
 @dataclasses.dataclass(frozen=True)

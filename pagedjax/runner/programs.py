@@ -190,12 +190,13 @@ class Programs:
         return jax.jit(page_stats).lower(self._state.pages, rows.num_computed, rows.max_tokens).compile()
 
     def _compile_swap_out(self) -> Callable:
-        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH)).compile()
+        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH), _ints(SWAP_WIDTH)).compile()
 
     def _compile_swap_in(self) -> Callable:
-        blocks, _ = jax.eval_shape(swap_out, self._state, _ints(), _ints(SWAP_WIDTH))
-        fn = jax.jit(swap_in, donate_argnums=0)
-        return fn.lower(self._state, _ints(), _ints(), blocks, _ints(), _ints()).compile()
+        index = _ints(SWAP_WIDTH)
+        blocks, _ = jax.eval_shape(swap_out, self._state, _ints(), index, index)
+        fn = jax.jit(functools.partial(swap_in, windows=self._windows), donate_argnums=0)
+        return fn.lower(self._state, _ints(), index, index, blocks, _ints(), _ints()).compile()
 
     def _compile_look_ahead(self) -> Callable:
         return jax.jit(look_ahead).lower(self._state).compile()

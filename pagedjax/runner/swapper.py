@@ -44,28 +44,30 @@ class Swapper:
         seconds = 0.0
         for _ in range(2):  # the first one compiles, or touches fresh memory
             started = time.perf_counter()
-            jax.device_get(self._gather(self._runner.max_rows, [0]))
+            jax.device_get(self._gather(self._runner.max_rows, [(0, 0)]))
             seconds = time.perf_counter() - started
         self._out.add(seconds, SWAP_WIDTH)
 
-    def _gather(self, row: int, index: Sequence[int]) -> tuple[Blocks, jax.Array]:
-        padded = np.zeros(SWAP_WIDTH, np.int32)
-        padded[: len(index)] = index
-        return self._runner.inspect("swap_out", np.int32(row), padded)
+    def _gather(self, row: int, places: Sequence[tuple[int, int]]) -> tuple[Blocks, jax.Array]:
+        return self._runner.inspect("swap_out", np.int32(row), *_columns(places))
 
-    def out(self, row: int, logical: Sequence[int], pages: Sequence[int]) -> None:
-        """Copy logical pages of a row into pages of the pool."""
+    def out(self, row: int, places: Sequence[tuple[int, int]], pages: Sequence[int]) -> bool:
+        """Copy a row's pages, named by (group, logical page), into pages of the pool; returns whether it has them all."""
         self._runner.programs.get("swap_out")  # a compilation is no part of the cost
-        started = time.perf_counter()
-        for i in range(0, len(logical), SWAP_WIDTH):
-            blocks, _ = jax.device_get(self._gather(row, logical[i : i + SWAP_WIDTH]))
+        started, whole = time.perf_counter(), True
+        for i in range(0, len(places), SWAP_WIDTH):
+            part = places[i : i + SWAP_WIDTH]
+            blocks, generations = jax.device_get(self._gather(row, part))
             self.pool.write(pages[i : i + SWAP_WIDTH], blocks)
-        self._out.add(time.perf_counter() - started, len(logical))
+            # No page that was ever taken is of generation 0, but the null page is.
+            whole = whole and bool(np.all(generations[: len(part)] != 0))
+        self._out.add(time.perf_counter() - started, len(places))
+        return whole
 
     def begin_out(self, physical: Sequence[int]) -> list[Copy]:
         """Start copying physical pages, SWAP_WIDTH in each result; `finish_out` waits for it."""
         copies = [
-            self._gather(self._runner.max_rows, physical[i : i + SWAP_WIDTH])
+            self._gather(self._runner.max_rows, [(0, page) for page in physical[i : i + SWAP_WIDTH]])
             for i in range(0, len(physical), SWAP_WIDTH)
         ]
         for leaf in jax.tree.leaves(copies):
@@ -81,31 +83,23 @@ class Swapper:
             generations += found.tolist()
         return generations[: len(pages)]
 
-    def into(self, row: int, start: int, pages: Sequence[int], num_computed: int) -> int:
-        """Fill a row's logical pages from `start` on with the content of pages of the pool; see `swap.swap_in`.
-
-        Returns:
-          the pages that were filled: all, or fewer where the device ran out.
-        """
+    def into(self, row: int, places: Sequence[tuple[int, int]], pages: Sequence[int], num_computed: int) -> None:
+        """Fill a row's pages, named by (group, logical page), column by column, with the content of pages of the pool; see
+        `swap.swap_in`. The device must have room for those that the row lacks."""
         self._runner.programs.get("swap_in")
-        started, done = time.perf_counter(), 0
-        while done < len(pages):
-            part = pages[done : done + SWAP_WIDTH]
-            end = start + done + len(part)
+        started = time.perf_counter()
+        for i in range(0, len(places), SWAP_WIDTH):
+            part = pages[i : i + SWAP_WIDTH]
             ok = self._runner.apply(
                 "swap_in",
                 np.int32(row),
-                np.int32(start + done),
+                *_columns(places[i : i + SWAP_WIDTH]),
                 self.pool.read(part, SWAP_WIDTH),
                 np.int32(len(part)),
-                # Where a later part finds no page, the row stands at the end of this one.
-                np.int32(min(num_computed, end * self._runner.page_size)),
+                np.int32(num_computed),
             )
-            if not ok:
-                break
-            done += len(part)
-        self._in.add(time.perf_counter() - started, done)
-        return done
+            assert ok, "the room was counted"
+        self._in.add(time.perf_counter() - started, len(places))
 
     def begin_look(self) -> Any:
         """Start looking which cached pages are recycled next; `finish_look` waits for it."""
@@ -116,3 +110,10 @@ class Swapper:
         ids, generations = jax.device_get(look)
         real = ids <= self._runner.num_usable_pages
         return list(zip(ids[real].tolist(), generations[real].tolist(), strict=True))
+
+
+def _columns(places: Sequence[tuple[int, int]]) -> tuple[np.ndarray, np.ndarray]:
+    """(groups, pages) i32[SWAP_WIDTH] each, padded with 0."""
+    padded = np.zeros((2, SWAP_WIDTH), np.int32)
+    padded[:, : len(places)] = np.array(places, np.int32).T
+    return padded[0], padded[1]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pagedjax.engine.host_index import HostIndex, chain_digests
+from pagedjax.engine.host_index import DevicePages, HostIndex, chain_digests, group_digest
 
 
 def digests(tokens, root="a", page_size=4):
@@ -65,3 +65,26 @@ def test_random_operations_against_a_list():
         assert all(e[0] in index for e in oracle)
     assert index.page(b"unknown") is None
     assert b"unknown" not in index
+
+
+def test_groups_have_digests_of_their_own():
+    chain = digests(np.arange(40), page_size=1)
+    each = [[group_digest(digest, group) for digest in chain] for group in range(3)]
+    assert each[0] == chain
+    assert len({digest for row in each for digest in row}) == 3 * 40
+    # The bytes of a group's number are those of a token, but no chain leads to a group's digest.
+    assert digests([5, 1], page_size=1)[1] != group_digest(digests([5], page_size=1)[0], 1)
+
+
+def test_what_is_known_of_device_pages():
+    known = DevicePages([(3, 7, b"a"), (4, 1, b"b")])
+    assert (known.content(3, 7), known.content(3, 8), known.content(5, 0)) == (b"a", None, None)
+    assert (known.page(b"a"), known.page(b"c")) == ((3, 7), None)
+    known.note(3, 8, b"c")
+    assert (known.page(b"a"), known.page(b"c"), known.content(3, 7)) == (None, (3, 8), None)
+    known.note(5, 2, b"c")  # the same again elsewhere: the last place counts
+    known.note(3, 9, b"d")
+    assert known.page(b"c") == (5, 2)
+    assert known.entries() == [(3, 9, b"d"), (4, 1, b"b"), (5, 2, b"c")]
+    known.clear()
+    assert (known.entries(), known.page(b"d")) == ([], None)

@@ -289,9 +289,9 @@ def test_cached_pages_spill_and_are_revived():
 def test_a_page_that_was_recycled_meanwhile_is_not_mistaken():
     engine = spilling()
     run(engine, random_prompts(1, 41, 42, seed=30), params(max_tokens=6))
-    known = dict(engine._tier.published)
-    for i, (page, (generation, _)) in enumerate(known.items()):
-        engine._tier.published[page] = (generation - i % 2, bytes([i]))
+    known = engine._tier.published.entries()
+    for i, (page, generation, _) in enumerate(known):
+        engine._tier.published.note(page, generation - i % 2, bytes([i]))
     engine._tier.spill()
     engine._tier.collect()
     assert len(known) == 5
