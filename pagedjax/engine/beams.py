@@ -13,6 +13,7 @@ from pagedjax.engine.forks import forked_row
 from pagedjax.engine.group import Continuation, RequestGroup
 from pagedjax.engine.stats import Counters
 from pagedjax.errors import InvalidRequestError
+from pagedjax.pages.capacity import Footprint
 from pagedjax.runner import Runner
 from pagedjax.sampling import SampleOutput
 from pagedjax.scheduler import Scheduler, Sequence
@@ -185,7 +186,7 @@ def make_search(request: Request, eos_token_ids: tuple[int, ...], max_new: int) 
     )
 
 
-def check_beams_fit(group: RequestGroup, *, max_num_seqs: int, num_pages: int, page_size: int) -> None:
+def check_beams_fit(group: RequestGroup, footprint: Footprint, *, max_num_seqs: int, num_pages: int) -> None:
     """Raises InvalidRequestError where the beams could never run at once, each in pages of its own at worst."""
     if not isinstance(group, BeamGroup):
         return
@@ -193,10 +194,11 @@ def check_beams_fit(group: RequestGroup, *, max_num_seqs: int, num_pages: int, p
     if width > max_num_seqs:
         raise InvalidRequestError("beam_width", f"at most scheduler.max_num_seqs = {max_num_seqs}, got {width}")
     longest = group.continuations[0].sequence.max_total
-    pages = width * -(-longest // page_size)
+    pages = width * sum(footprint.most(longest, chunk=1))
     if pages > num_pages:
+        fits = footprint.longest(num_pages // width, chunk=1, at_most=longest) - len(group.request.prompt_ids)
+        advice = f"at most {fits} tokens fit after this prompt" if fits > 0 else "use fewer beams or a shorter prompt"
         raise InvalidRequestError(
             "max_tokens",
-            f"{width} beams of up to {longest} tokens could need {pages} pages, there are {num_pages}; "
-            f"at most {num_pages // width * page_size - len(group.request.prompt_ids)} tokens fit after this prompt",
+            f"{width} beams of up to {longest} tokens could need {pages} pages, there are {num_pages}; {advice}",
         )

@@ -25,6 +25,7 @@ from pagedjax.engine.settling import Settling
 from pagedjax.engine.stats import Counters, EngineStats
 from pagedjax.engine.take import take_result
 from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
+from pagedjax.pages.capacity import Footprint
 from pagedjax.policy import policy_named
 from pagedjax.runner import Flight, ForkedRow, LaneResult, Runner, Settlement, Trap
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
@@ -86,9 +87,9 @@ class Engine:
         )
         check_beams_fit(
             group,
+            Footprint(self.runner.page_size, self.runner.windows),
             max_num_seqs=self.config.scheduler.max_num_seqs,
             num_pages=self.num_usable_pages,
-            page_size=self.runner.page_size,
         )
         return group
 

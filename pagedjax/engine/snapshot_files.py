@@ -27,7 +27,7 @@ from absl import logging
 from pagedjax.errors import SnapshotError
 
 DESCRIPTION, REQUESTS, SECRET, ARRAYS = "snapshot.json", "requests.json", "secret.json", "arrays"
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclasses.dataclass(frozen=True)

@@ -14,14 +14,14 @@ import pytest
 
 from pagedjax import Request
 from pagedjax.engine import Engine, diff_states, restore_engine
-from pagedjax.errors import ConfigError
+from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.models import Gemma3, Llama
 from pagedjax.weights import LoadedModel
 from tests.engine.tiny import EOS, assert_clean, params, random_prompts, run, tokens
 from tests.engine.tiny import make_engine as make_tiny_engine
 from tests.models.gemma_test import gemma_spec
 from tests.models.harness import random_checkpoint, tiny_spec
-from tests.oracles import gemma_oracle, llama_oracle
+from tests.oracles import beam_oracle, gemma_oracle, llama_oracle
 
 PAGE, WINDOW = 4, 12
 HYBRID = gemma_spec(
@@ -228,3 +228,33 @@ def test_a_snapshot_in_mid_flight_goes_on(tmp_path):
         assert_clean(each)
     assert rest[0] == rest[1]
     assert diff_states(restored.runner.state, engine.runner.state) is None
+
+
+@functools.cache
+def _logprobs(ids: tuple[int, ...]) -> np.ndarray:
+    logits = llama_oracle.forward(TWO_GROUPS, tensors(TWO_GROUPS), list(ids))[-1]
+    return logits - np.log(np.exp(logits - logits.max()).sum()) - logits.max()
+
+
+def test_beams_over_windows_equal_a_search_that_shares_nothing():
+    """Past the window, where pages of the two groups part; in a roomy pool and in one where searches preempt each other."""
+    prompts = random_prompts(3, 9, 22, seed=8)
+    sampling = params(beam_width=3, n=3, max_tokens=14)
+    for num_pages in (110, 64):
+        engine = make_engine(TWO_GROUPS, cache__num_pages=num_pages, scheduler__growth_share=0.0)
+        outputs = run(engine, prompts, sampling)
+        for prompt, out in zip(prompts, outputs, strict=True):
+            expected = dict(beam_oracle.search(lambda ids: _logprobs(tuple(ids)), prompt, 3, set(), 14))
+            scores = {tuple(o.token_ids): o.cumulative_logprob / 14 for o in out.outputs}
+            np.testing.assert_allclose(sorted(scores.values()), sorted(expected.values()), atol=NEAR_TIE)
+            assert len(scores.keys() & expected.keys()) >= 2  # the last place can be a near tie
+        assert_clean(engine)
+
+
+def test_beams_that_could_never_run_at_once_are_refused():
+    """Every group counts: 3 beams of 40 tokens need up to 10 pages each in one group and 4 in the other."""
+    engine = make_engine(TWO_GROUPS, cache__num_pages=42)
+    prompt = tuple(random_prompts(1, 10, 11, seed=1)[0])
+    with pytest.raises(InvalidRequestError, match=r"could need \d+ pages, there are 41; at most \d+ tokens fit"):
+        engine.add_request(Request("r", prompt, params(beam_width=3, n=3, max_tokens=30)))
+    assert not engine.has_unfinished()
