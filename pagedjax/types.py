@@ -6,7 +6,7 @@ import dataclasses
 import enum
 import math
 import numbers
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from pagedjax.errors import InvalidRequestError
 
@@ -81,9 +81,9 @@ class SamplingParams:
       logprobs: number of most likely tokens to report per generated token (0: only the chosen one), None for off.
       prompt_logprobs: the same per prompt token.
       skip_special_tokens: leave special tokens out of the text.
-      beam_width: beams of a beam search, at most 10; 0 samples. The best n of them are the answer. Temperature, top-k,
-        top-p, min-p and seed mean nothing then; penalties, bias, min_tokens, stop strings and ids, and log-probabilities
-        are refused.
+      beam_width: beams of a beam search, at most 10; 0 samples. The best n of them are the answer. A seed, and a temperature
+        of 0 or 1, mean nothing then; other temperatures, top-k, top-p, min-p, penalties, bias, min_tokens, stop strings and
+        ids, and log-probabilities are refused.
       length_penalty: a hypothesis is ranked by its log-probability divided by its length to this power, in [-10, 10].
       early_stopping: true ends the search when beam_width hypotheses have ended; false when the best open beam, at its
         present length, cannot beat the worst of them; "never" when it cannot at any length.
@@ -135,7 +135,10 @@ class SamplingParams:
                 "min_tokens", f"must be at most max_tokens = {self.max_tokens}, got {self.min_tokens}"
             )
         put("stop", self._checked_stop())
-        ids = tuple(self.stop_token_ids or ())
+        ids = self.stop_token_ids or ()
+        if isinstance(ids, (str, Mapping)) or not isinstance(ids, Iterable):
+            raise InvalidRequestError("stop_token_ids", f"must be a list of token ids, got {ids!r}")
+        ids = tuple(ids)
         if len(ids) > MAX_STOP_TOKEN_IDS:
             raise InvalidRequestError("stop_token_ids", f"at most {MAX_STOP_TOKEN_IDS} ids, got {len(ids)}")
         put("stop_token_ids", tuple(_integer("stop_token_ids", i, 0, 2**31 - 1) for i in ids))
@@ -172,6 +175,10 @@ class SamplingParams:
         for name, value in neutral.items():
             if getattr(self, name) != value:
                 raise InvalidRequestError(name, "is not supported with beam search")
+        # A temperature of 0 or 1, and a seed, are what clients send always; they mean nothing else here.
+        for name, allowed in (("temperature", (0.0, 1.0)), ("top_p", (1.0,)), ("top_k", (0,)), ("min_p", (0.0,))):
+            if getattr(self, name) not in allowed:
+                raise InvalidRequestError(name, "has no meaning with beam search; leave it out")
 
     def _checked_bias(self) -> dict[int, float] | None:
         if not self.logit_bias:

@@ -19,7 +19,7 @@ _NONE = np.float32(-1e9)
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """A finished continuation: generated ids, the end id included where one ended it.
+    """A continuation: generated ids, the end id included where one ended it.
 
     Attributes:
       score: what hypotheses are ranked by.
@@ -105,6 +105,16 @@ class BeamSearch:
         self.length, self._improvable = record["length"], record["improvable"]
         self.scores = np.array(record["scores"], np.float32)
         self.finished = [Hypothesis(**{**h, "token_ids": tuple(h["token_ids"])}) for h in record["finished"]]
+
+    def open_hypotheses(self, generated: list[tuple[int, ...]]) -> list[Hypothesis]:
+        """The beams as they stand, for a search that is cut short; none before the first token."""
+        if not self.length:
+            return []
+        ranks = self.scores / np.float32(self.length**self.length_penalty)
+        return [
+            Hypothesis(ids, float(rank), float(score), ended_by_id=False)
+            for ids, rank, score in zip(generated, ranks, self.scores, strict=True)
+        ]
 
     def _finish(
         self,

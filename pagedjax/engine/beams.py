@@ -30,6 +30,7 @@ class BeamGroup(RequestGroup):
     search: BeamSearch | None = None
     candidates: dict[Sequence, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
     reported: bool = False
+    cut_short: list[Hypothesis] = dataclasses.field(default_factory=list)
 
     @property
     def beams(self) -> list[Sequence]:
@@ -61,26 +62,38 @@ class BeamGroup(RequestGroup):
         self.reported = record["reported"]
 
     def end(self, reason: FinishReason) -> list[Continuation]:
-        """See `RequestGroup`. What is kept of a search that is not over are the hypotheses that have ended."""
+        """See `RequestGroup`. The beams as they stand are hypotheses too."""
         if self.finished:
             return []
-        for continuation in self.continuations:
-            continuation.finish_reason = reason
+        assert self.search is not None
+        self.cut_short = self.search.open_hypotheses(self._generated)
+        self._close([reason] * self.request.sampling.n)
         return self.continuations
+
+    def _close(self, reasons: list[FinishReason]) -> None:
+        """Every beam ends; only the answer's count as sequences that ended."""
+        for i, continuation in enumerate(self.continuations):
+            continuation.finish_reason = reasons[min(i, len(reasons) - 1)]
+            continuation.counts = i < self.request.sampling.n
+
+    @property
+    def _generated(self) -> list[tuple[int, ...]]:
+        return [tuple(s.known_ids[s.prompt_len :].tolist()) for s in self.beams]
 
     @property
     def best(self) -> list[Hypothesis]:
         """The answer, best first; nothing where the request was aborted."""
         assert self.search is not None
         aborted = self.continuations[0].finish_reason is FinishReason.ABORT
-        return [] if aborted else self.search.finished[: self.request.sampling.n]
+        found = sorted([*self.search.finished, *self.cut_short], key=lambda h: -h.score)
+        return [] if aborted else found[: self.request.sampling.n]
 
     @property
     def is_ready(self) -> bool:
         assert self.search is not None
         return len(self.candidates) == (len(self.continuations) if self.search.length else 1)
 
-    def advance(self, scheduler: Scheduler, runner: Runner) -> list[Continuation]:
+    def advance(self, scheduler: Scheduler, runner: Runner, counters: Counters) -> list[Continuation]:
         """One token further; returns the continuations to let go of, all of them at the end of the search."""
         assert self.search is not None
         beams, first = self.beams, self.search.length == 0
@@ -88,16 +101,15 @@ class BeamGroup(RequestGroup):
         found = [self.candidates[beams[0] if first else s] for s in beams]
         self.candidates.clear()
         move = self.search.advance(
-            [tuple(s.known_ids[s.prompt_len :].tolist()) for s in beams],
+            self._generated,
             np.stack([ids for ids, _ in found]),
             np.stack([logprobs for _, logprobs in found]),
         )
         if move is None:
-            for continuation in self.continuations:
-                continuation.finish_reason = FinishReason.STOP
+            self._close([_reason(hypothesis) for hypothesis in self.best])
             return self.continuations
         if first:
-            self._fork_first(scheduler, runner)
+            counters.forks += self._fork_first(scheduler, runner)
         before = [(s.known_ids.copy(), s.row, s.num_published) for s in beams]
         moves = []
         for sequence, source, token in zip(beams, move.sources, move.tokens, strict=True):
@@ -109,8 +121,8 @@ class BeamGroup(RequestGroup):
         runner.reorder(moves)
         return []
 
-    def _fork_first(self, scheduler: Scheduler, runner: Runner) -> None:
-        """Rows for the other beams, as far as there is room; the rest come through the prefix cache."""
+    def _fork_first(self, scheduler: Scheduler, runner: Runner) -> int:
+        """Rows for the other beams, as far as there is room; the rest come through the prefix cache. Returns how many."""
         source, rows = self.beams[0], []
         for continuation in self.continuations[1:]:
             row = scheduler.accept_fork(continuation.sequence, source.prompt_len, runner.num_unowned)
@@ -119,6 +131,7 @@ class BeamGroup(RequestGroup):
             rows.append(forked_row(continuation, source, row, None))
         if rows:
             runner.fork(rows)
+        return len(rows)
 
     def drain(self) -> RequestOutput | None:
         """The best hypotheses, once the search is over."""
@@ -146,8 +159,13 @@ class BeamGroup(RequestGroup):
         text = ""
         if stream is not None:
             text = stream.append(ids[:-1] if hypothesis.ended_by_id else ids).text + stream.finish()
-        reason = FinishReason.STOP if hypothesis.ended_by_id else FinishReason.LENGTH
-        return CompletionOutput(index, text, ids, finish_reason=reason, cumulative_logprob=hypothesis.logprob)
+        return CompletionOutput(
+            index, text, ids, finish_reason=_reason(hypothesis), cumulative_logprob=hypothesis.logprob
+        )
+
+
+def _reason(hypothesis: Hypothesis) -> FinishReason:
+    return FinishReason.STOP if hypothesis.ended_by_id else FinishReason.LENGTH
 
 
 def advance_beams(
@@ -157,7 +175,7 @@ def advance_beams(
     ended: list[Continuation] = []
     for group in groups:
         if isinstance(group, BeamGroup) and group.is_ready:
-            over = group.advance(scheduler, runner)
+            over = group.advance(scheduler, runner, counters)
             if over:
                 counters.generation_tokens += sum(len(h.token_ids) for h in group.best)
             ended += over

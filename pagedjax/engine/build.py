@@ -12,7 +12,7 @@ from flax import nnx
 
 from pagedjax.config import Config, with_overrides
 from pagedjax.engine.engine import Engine
-from pagedjax.engine.snapshot import load_engine, saved_options
+from pagedjax.engine.snapshot import check_options, load_engine, saved_options
 from pagedjax.engine.snapshot_files import read_description
 from pagedjax.errors import ConfigError
 from pagedjax.policy import policy_named
@@ -41,6 +41,8 @@ def build_engine(
     policy_named(config.scheduler.policy)  # a wrong name is found before minutes of loading
     enable_compilation_cache(config.runner.compilation_cache)
     snapshot = _snapshot_of(config)
+    if snapshot is not None:
+        check_options(snapshot, config)
     if snapshot is not None and not config.cache.num_pages:
         config = with_overrides(config, {"cache.num_pages": saved_options(snapshot)["cache.num_pages"]})
     if loaded is None:
@@ -113,6 +115,7 @@ def from_loaded(
     weight_bytes = sum(x.nbytes for x in jax.tree.leaves(nnx.state(loaded.model)))
     longest = sizing.max_model_len(config, loaded.spec)
     num_pages = sizing.num_pages(config, loaded.spec, weight_bytes, longest)
+    sizing.check_host_pages(config, loaded.spec)
     runner = Runner(
         loaded.model,
         loaded.spec,

@@ -23,8 +23,12 @@ def branch(
     """
     if group is None:
         raise InvalidRequestError("request_id", f"{request_id!r} is not in flight")
-    if not 0 <= index < len(group.continuations):
-        raise InvalidRequestError("index", f"must be in [0, {len(group.continuations)}), got {index}")
+    if not isinstance(new_id, str) or not new_id:
+        raise InvalidRequestError("new_id", f"must be a text, got {new_id!r}")
+    if sampling is not None and not isinstance(sampling, SamplingParams):
+        raise InvalidRequestError("sampling", f"must be SamplingParams, got {sampling!r}")
+    if not isinstance(index, int) or not 0 <= index < len(group.continuations):
+        raise InvalidRequestError("index", f"must be in [0, {len(group.continuations)}), got {index!r}")
     if group.continuations[index].finish_reason is not None:
         raise InvalidRequestError("index", f"continuation {index} of {request_id!r} has ended")
     source = group.continuations[index].sequence

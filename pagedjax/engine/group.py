@@ -25,6 +25,7 @@ class Continuation:
     finish_reason: FinishReason | None = None
     stop_reason: str | int | None = None
     reported_end: bool = False
+    counts: bool = True  # among the sequences that ended; beams that are not part of the answer do not
 
     def take(self, ids: list[int], samples: SampleOutput) -> None:
         """Hold ids, and their log-probabilities where asked for, until the next report."""

@@ -15,7 +15,7 @@ from pagedjax.config import Config, with_overrides
 from pagedjax.engine.build import build_engine
 from pagedjax.engine.engine import Engine
 from pagedjax.errors import InvalidRequestError
-from pagedjax.types import CompletionOutput, Request, RequestOutput, SamplingParams
+from pagedjax.types import MAX_BEAM_WIDTH, CompletionOutput, Request, RequestOutput, SamplingParams
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
@@ -141,6 +141,8 @@ class LLM:
         Args:
           n: hypotheses to return, by default all beam_width.
         """
+        if not isinstance(beam_width, int) or not 1 <= beam_width <= MAX_BEAM_WIDTH:
+            raise InvalidRequestError("beam_width", f"must be an integer in [1, {MAX_BEAM_WIDTH}], got {beam_width!r}")
         sampling = SamplingParams(
             n=beam_width if n is None else n,
             beam_width=beam_width,
@@ -233,7 +235,7 @@ def _as_list(prompts: Any) -> list[Prompt]:
         prompts = prompts.tolist()
     if isinstance(prompts, str):
         return [prompts]
-    if isinstance(prompts, bytes) or not isinstance(prompts, Iterable):
+    if isinstance(prompts, (bytes, Mapping)) or not isinstance(prompts, Iterable):
         raise InvalidRequestError("prompts", f"must be a text, token ids, or a list of either, got {prompts!r}")
     many = [p.tolist() if hasattr(p, "tolist") else p for p in prompts]
     if many and isinstance(many[0], int):

@@ -59,7 +59,7 @@ class Settling:
             self._scheduler.remove(sequence)
             sequence.phase, sequence.row = Phase.ENDED, None
             assert continuation.finish_reason is not None
-            self._counters.requests_finished[continuation.finish_reason] += 1
+            self._counters.requests_finished[continuation.finish_reason] += continuation.counts
 
     def settle(self, sequences: list[Sequence], *, release: bool) -> None:
         """Publish what these sequences with rows computed, and release their rows or leave them."""

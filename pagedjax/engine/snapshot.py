@@ -21,7 +21,7 @@ from pagedjax.engine.engine import Engine
 from pagedjax.engine.host_index import DIGEST_BYTES, DevicePages, HostIndex
 from pagedjax.engine.host_tier import HostTier, Saved
 from pagedjax.engine.records import group_from, group_record
-from pagedjax.engine.snapshot_files import Snapshot, read_description, read_snapshot, write_snapshot
+from pagedjax.engine.snapshot_files import Snapshot, check_files, read_description, read_snapshot, write_snapshot
 from pagedjax.errors import SnapshotError
 from pagedjax.scheduler import Sequence
 from pagedjax.types import FinishReason
@@ -29,6 +29,15 @@ from pagedjax.weights import LoadedModel
 
 SECRET_LEAF = "pages.secret"
 _SAMPLED_BYTES = 2**16
+_BINDING = {
+    "page_size": "cache.page_size",
+    "num_pages": "cache.num_pages",
+    "max_num_seqs": "scheduler.max_num_seqs",
+    "host_pages": "cache.host_pages",
+    "prefix_caching": "cache.prefix_caching",
+    "spill": "cache.spill",
+}
+"""Entries of `engine_shape` that an option gives by itself."""
 _UNSAVED = ("server.api_keys", "snapshot.load", "snapshot.save_on_exit")
 """Options that say nothing about the state, or must not be written down."""
 
@@ -114,6 +123,25 @@ def saved_options(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return found | {"cache.num_pages": description["shape"]["num_pages"]}
 
 
+def check_options(folder: str | os.PathLike[str], config: Config) -> None:
+    """Finds what would keep a configuration from loading a snapshot, as far as files and options tell: before minutes of
+    loading and compiling.
+
+    Raises:
+      SnapshotError: names the option, its value and the snapshot's.
+    """
+    description = read_description(folder)
+    check_files(Path(folder).expanduser().absolute(), description)
+    known = dict(options(config))
+    for name, path in _BINDING.items():
+        found, wanted = description["shape"][name], known[path].value
+        if found != wanted and (path, wanted) != ("cache.num_pages", 0):
+            raise SnapshotError(
+                f"config.snapshot.load: {folder} was made with config.{path} = {found}, now it is {wanted}; they must be the "
+                "same"
+            )
+
+
 def model_identity(loaded: LoadedModel) -> dict[str, Any]:
     """What must be the same for cached keys and values to mean the same: architecture and weights (a digest of samples)."""
     digest = hashlib.blake2b(digest_size=16)
@@ -156,8 +184,8 @@ def _check(engine: Engine, snapshot: Snapshot, folder: Path) -> None:
     for name in {**wanted, **found}:
         if found.get(name) != wanted.get(name):
             raise SnapshotError(
-                f"{folder}: {name} is {found.get(name)} in the snapshot of {theirs['name']!r} and {wanted.get(name)} in "
-                f"this engine around {ours['name']!r}; they must be the same"
+                f"{folder}: {name} is {found.get(name)} in the snapshot and {wanted.get(name)} in this engine; they must be "
+                "the same"
             )
 
 

@@ -63,13 +63,16 @@ def write_snapshot(snapshot: Snapshot, folder: str | os.PathLike[str]) -> None:
     """Writes a snapshot; one that is there already is replaced when the new one is complete.
 
     Raises:
-      SnapshotError: the folder holds something else.
+      SnapshotError: the folder holds something else, or cannot be made.
       OSError: the disk is full, or the like.
     """
     target = check_target(folder)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # mkdtemp makes it for the owner only, and so it stays: prompts are in it.
-    temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # mkdtemp makes it for the owner only, and so it stays: prompts are in it.
+        temporary = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
+    except OSError as error:
+        raise SnapshotError(f"{target}: cannot be written: {error.strerror}") from error
     try:
         _write_arrays(temporary / ARRAYS, snapshot.arrays)
         _write_json(temporary / REQUESTS, snapshot.requests)
@@ -106,6 +109,15 @@ def read_description(folder: str | os.PathLike[str]) -> dict[str, Any]:
     return description
 
 
+def check_files(path: Path, description: Mapping[str, Any]) -> None:
+    """Raises SnapshotError for a file that is missing or cut short."""
+    found = _sizes(path / ARRAYS)
+    for name, size in description["files"].items():
+        if found.get(name) != size:
+            state = "is missing" if name not in found else f"has {found[name]:,} bytes instead of {size:,}"
+            raise SnapshotError(f"{path / ARRAYS}: {name} {state}")
+
+
 def read_snapshot(folder: str | os.PathLike[str]) -> Snapshot:
     """Reads what `write_snapshot` wrote.
 
@@ -114,11 +126,7 @@ def read_snapshot(folder: str | os.PathLike[str]) -> Snapshot:
     """
     path = Path(folder).expanduser().absolute()
     description = read_description(path)
-    found = _sizes(path / ARRAYS)
-    for name, size in description["files"].items():
-        if found.get(name) != size:
-            state = "is missing" if name not in found else f"has {found[name]:,} bytes instead of {size:,}"
-            raise SnapshotError(f"{path / ARRAYS}: {name} {state}")
+    check_files(path, description)
     high, low = _read_json(path / SECRET)
     arrays = _read_arrays(path / ARRAYS, description["arrays"])
     return Snapshot(description, _read_json(path / REQUESTS), (int(high), int(low)), arrays)

@@ -60,6 +60,11 @@ def device_memory() -> int:
     stats = jax.local_devices()[0].memory_stats() or {}
     if "bytes_limit" in stats:
         return int(stats["bytes_limit"])
+    return host_memory()
+
+
+def host_memory() -> int:
+    """Bytes of the machine's memory."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (ValueError, OSError, AttributeError):
@@ -79,6 +84,12 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
                 f"config.cache.num_pages: must be at least {1 + num_groups} (one page is reserved{each}), "
                 f"got {config.cache.num_pages}"
             )
+        most = max(device_memory() - weight_bytes, 0) // _page_bytes(config, spec)
+        if config.cache.num_pages > most:
+            raise ConfigError(
+                f"config.cache.num_pages: {config.cache.num_pages} pages do not fit: at most {most} in "
+                f"{device_memory() / GIB:.1f} GiB beside {weight_bytes / GIB:.1f} GiB of weights"
+            )
         return config.cache.num_pages
     page = _page_bytes(config, spec)
     # Activations of one step: the widest are the MLP's and, per sampling row, the logits; counted with a factor for copies.
@@ -96,6 +107,16 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
             f"for pages beside {weight_bytes / GIB:.1f} GiB of weights; raise it, or take a smaller model or dtype"
         )
     return pages + 1
+
+
+def check_host_pages(config: Config, spec: ModelSpec) -> None:
+    """Raises ConfigError where the host pool is larger than the machine's memory."""
+    memory, page = host_memory(), _page_bytes(config, spec)
+    if config.cache.host_pages * page > memory:
+        raise ConfigError(
+            f"config.cache.host_pages: {config.cache.host_pages} pages do not fit: at most {memory // page} in "
+            f"{memory / GIB:.1f} GiB"
+        )
 
 
 def _page_bytes(config: Config, spec: ModelSpec) -> int:

@@ -160,10 +160,7 @@ class Stopwatch:
         self.started = time.monotonic()
         self.first = self.last = 0.0
         self.generated = 0
-        metrics.prompt_tokens.observe(len(request.prompt_ids))
-        metrics.params_n.observe(request.sampling.n)
-        if request.sampling.max_tokens is not None:
-            metrics.params_max_tokens.observe(request.sampling.max_tokens)
+        self._request = request
 
     def observe(self, output: RequestOutput) -> None:
         """Takes note of one delta."""
@@ -179,5 +176,14 @@ class Stopwatch:
         if output.finished:
             self.metrics.e2e_latency.observe(now - self.started)
             self.metrics.generation_tokens.observe(self.generated)
+            self._observe_request()
             if self.generated > 1 and self.first:
                 self.metrics.time_per_output_token.observe((now - self.first) / (self.generated - 1))
+
+    def _observe_request(self) -> None:
+        """At the end, so that a refused request is in none of the histograms."""
+        sampling = self._request.sampling
+        self.metrics.prompt_tokens.observe(len(self._request.prompt_ids))
+        self.metrics.params_n.observe(sampling.n)
+        if sampling.max_tokens is not None:
+            self.metrics.params_max_tokens.observe(sampling.max_tokens)

@@ -12,7 +12,7 @@ from typing_extensions import TypeAliasType
 
 from pagedjax.errors import InvalidRequestError
 from pagedjax.server.metrics import Metrics
-from pagedjax.types import MAX_DEADLINE_SECONDS, SamplingParams
+from pagedjax.types import MAX_BEAM_WIDTH, MAX_DEADLINE_SECONDS, SamplingParams
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +80,9 @@ class _Generation(BaseModel):
     best_of: int | None = Field(None, description="beams of a beam search, at least n; default n")
     beam_width: int | None = Field(None, description="the same")
     length_penalty: float | None = Field(None, description="beam search ranks by log-probability / length ** this")
-    early_stopping: bool | Literal["never"] | None = Field(None, description="when a beam search ends")
+    early_stopping: Annotated[Any, WithJsonSchema({"anyOf": [{"type": "boolean"}, {"const": "never"}]})] = Field(
+        None, description="when a beam search ends"
+    )
     skip_special_tokens: bool | None = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
@@ -133,8 +135,9 @@ class _Generation(BaseModel):
             if len(widths) > 1:
                 raise InvalidRequestError("beam_width", f"differs from best_of = {self.best_of}: {self.beam_width}")
             width = widths.pop()
-            if width < 1:
-                raise InvalidRequestError("beam_width", f"must be at least 1, got {width}")
+            if not 1 <= width <= MAX_BEAM_WIDTH:
+                name = next((x for x in ("best_of", "beam_width") if getattr(self, x) is not None), "n")
+                raise InvalidRequestError(name, f"must be in [1, {MAX_BEAM_WIDTH}] with beam search, got {width}")
             return {"beam_width": width}
         for name, neutral in (("best_of", 1), ("beam_width", 0), ("length_penalty", 1), ("early_stopping", False)):
             if getattr(self, name) not in (None, neutral):

@@ -78,13 +78,32 @@ def test_all_continuations_end_and_what_was_finished_before_stays():
     assert_clean(engine)
 
 
-def test_a_beam_search_keeps_the_hypotheses_that_have_ended():
+def test_a_beam_search_that_is_cut_short_answers_with_its_beams():
     engine, clock = clocked()
-    engine.add_request(Request("b", PROMPTS[0], params(n=2, beam_width=2, max_tokens=200), deadline=1.0))
+    engine.add_request(Request("b", PROMPTS[0], params(n=2, beam_width=3, max_tokens=100), deadline=1.0))
     assert finish(engine, steps=6) == {}
     clock.now += 1.0
+    outputs = finish(engine)["b"].outputs
+    num = len(outputs[0].token_ids)
+    assert 0 < num < 100
+    assert [o.finish_reason for o in outputs] == [FinishReason.DEADLINE] * 2
+    # The same search with so many tokens to generate has the same beams at its end.
+    engine.add_request(Request("whole", PROMPTS[0], params(n=2, beam_width=3, max_tokens=num)))
+    whole = finish(engine)["whole"].outputs
+    assert [(o.token_ids, o.cumulative_logprob) for o in outputs] == [
+        (o.token_ids, o.cumulative_logprob) for o in whole
+    ]
+    # Two answers each: the beams that were not among them are no sequences that ended.
+    assert engine.counters.requests_finished == {FinishReason.DEADLINE: 2, FinishReason.LENGTH: 2}
+    assert engine.counters.forks == 4
+    assert_clean(engine)
+
+
+def test_a_beam_search_that_has_not_begun_has_no_answer():
+    engine, clock = clocked()
+    engine.add_request(Request("b", PROMPTS[0], params(n=2, beam_width=2, max_tokens=200), deadline=1.0))
+    clock.now += 1.0
     out = finish(engine)["b"]
-    assert out.finished
     assert [(o.token_ids, o.finish_reason) for o in out.outputs] == [([], FinishReason.DEADLINE)] * 2
     assert_clean(engine)
 

@@ -35,7 +35,7 @@ def test_one_or_many_prompts_in_order_whatever_holds_them(llm):
     assert llm.generate([], params()) == []
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"a", [b"a"], [None], [[1], 2.5], [[]], [["a"]], "text"])
+@pytest.mark.parametrize("prompts", [None, 5, b"a", [b"a"], [None], [[1], 2.5], [[]], [["a"]], "text", {"prompt": "a"}])
 def test_bad_prompts_are_named_before_anything_runs(llm, prompts):
     dispatches = llm.engine.counters.dispatches
     with pytest.raises(InvalidRequestError):
@@ -67,6 +67,7 @@ def test_bad_parameters_and_messages_are_named(llm):
             llm.chat(bad, params())
     for field, value in (
         ("stop", 5),
+        ("stop_token_ids", 5),
         ("stop", b"x"),
         ("stop", [b"x"]),
         ("temperature", "1"),

@@ -151,7 +151,7 @@ def test_another_model_or_shape_is_refused(saved):
     with pytest.raises(SnapshotError, match=r"model 'tiny' .*not 'odd'"):
         restore_engine(folder, other, progress=False)
     for option, value, words in (
-        ("cache__num_pages", 33, "num_pages is 31 .*'tiny' and 33"),
+        ("cache__num_pages", 33, "num_pages is 31 in the snapshot and 33"),
         ("scheduler__max_num_seqs", 4, "max_num_seqs is 8 .* and 4"),
         ("cache__dtype", "bfloat16", "cache_dtype is float32 .* and bfloat16"),
         ("cache__host_pages", 5, "host_pages is 24 .* and 5"),
@@ -229,6 +229,15 @@ def test_an_engine_is_built_with_a_warm_cache(tmp_path, monkeypatch, caplog):
     first.save(tmp_path / "s")
     warm = build_engine(config, progress=False)  # as many pages as the snapshot has
     assert run(warm, [prompt], params(max_tokens=2))[0].num_cached_tokens == 29
+    monkeypatch.setattr(
+        "pagedjax.engine.build.load_model", None
+    )  # what options tell is found before anything is loaded
+    for option, value in (("cache.page_size", 16), ("cache.num_pages", 33), ("scheduler.max_num_seqs", 3)):
+        with pytest.raises(SnapshotError, match=rf"config.{option} = \d+, now it is {value}"):
+            build_engine(with_overrides(config, {option: value}), progress=False)
+    with pytest.raises(SnapshotError, match="cannot be written"):
+        first.save("/proc/nothing/s")
+    monkeypatch.setattr("pagedjax.engine.build.load_model", lambda path, dtype: tiny.loaded())
     again = restore_engine(tmp_path / "s", config, progress=False)
     assert diff_states(again.runner.state, first.runner.state) is None
 
