@@ -60,9 +60,9 @@ def start() -> None:
 
 
 def _mend() -> None:
-    """Triton 3.6's interpreter keeps bfloat16 and float8 as unsigned integers: it multiplies those as integers and
-    rounds a bfloat16 up at every half. Also, it keeps scalars as arrays of one element, which numpy 2.5 no longer converts
-    by int()."""
+    """Triton 3.6's interpreter keeps bfloat16 and float8 as unsigned integers: it multiplies those as integers, turns an
+    int8 into a bfloat16 bit by bit, and rounds a bfloat16 up at every half. Also, it keeps scalars as arrays of one
+    element, which numpy 2.5 no longer converts by int()."""
     import triton.language as tl
     from triton.runtime import interpreter
 
@@ -72,6 +72,13 @@ def _mend() -> None:
     def convert(data, from_type, to_type, rounding_mode):
         values = np.ascontiguousarray(data).view(numpy_types[from_type]).astype(np.float32)
         return values.astype(numpy_types[to_type]).view(f"uint{to_type.primitive_bitwidth}")
+
+    cast = interpreter.InterpreterBuilder.cast_impl
+
+    def cast_from_int8(builder, src, to_type):
+        if (src.dtype.scalar, to_type.scalar) == (tl.int8, tl.bfloat16):
+            return interpreter.TensorHandle(src.data.astype(jnp.bfloat16).view(np.uint16), tl.bfloat16)
+        return cast(builder, src, to_type)
 
     def dot(builder, a, b, d, input_precision, max_num_imprecise_acc):
         x, y = (np.ascontiguousarray(t.data).view(numpy_types[t.dtype.scalar]).astype(np.float32) for t in (a, b))
@@ -84,6 +91,7 @@ def _mend() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._convert_float = convert
+    interpreter.InterpreterBuilder.cast_impl = cast_from_int8
     interpreter.InterpreterBuilder.create_dot = dot
     interpreter._patch_lang_tensor = patch_lang_tensor
 

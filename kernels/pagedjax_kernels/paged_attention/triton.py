@@ -12,13 +12,12 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.cache import FLOAT_DTYPES, QUANTIZED_DTYPES, KVCache
 from pagedjax_kernels.hardware import Hardware, current_hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
 MIN_CAPABILITY = (8, 0)
 FP8_CAPABILITY = (8, 9)
-MAX_GROUP = 128
 MAX_SPLITS = 32
 """Splits of a decode row, at most: what they hand to the reduction is B * H * 32 * (D + 2) floats in memory."""
 
@@ -56,13 +55,14 @@ def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
         return f"needs compute capability 8.0 or higher (Ampere), this GPU has {capability}"
     if case.kv_dtype == "float8_e4m3fn" and hardware.compute_capability < FP8_CAPABILITY:
         return f"float8_e4m3fn pages need compute capability 8.9 or higher, this GPU has {capability}"
-    if case.q_dtype not in ("float32", "bfloat16", "float16"):
-        return f"queries must be float32, bfloat16 or float16, got {case.q_dtype}"
+    if case.q_dtype not in FLOAT_DTYPES:
+        return f"queries must be {', '.join(FLOAT_DTYPES)}, got {case.q_dtype}"
     if case.head_dim % 16 or not 16 <= case.head_dim <= 256:
         return f"the head dim must be a multiple of 16, 16 to 256, got {case.head_dim}"
     group = case.num_heads // case.num_kv_heads
-    if group > MAX_GROUP:
-        return f"at most {MAX_GROUP} query heads per KV head, got {group}"
+    limit = prefill_tiling(case).block_m  # a tile takes at least one query
+    if group > limit:
+        return f"at most {limit} query heads per KV head for {case.q_dtype} over {case.kv_dtype}, got {group}"
     return _why_not_installed()
 
 
@@ -74,24 +74,33 @@ def _power_of_two(n: int) -> int:
 def _in_f32(case: AttentionCase) -> bool:
     """Whether products are taken in float32. 16-bit queries take quantised pages in their own dtype: an int8 or float8
     element fits both 16-bit types exactly."""
-    if case.q_dtype == "float32" or case.kv_dtype == "float32":
-        return True
-    return case.kv_dtype in ("bfloat16", "float16") and case.kv_dtype != case.q_dtype
+    return case.q_dtype == "float32" or (case.kv_dtype in FLOAT_DTYPES and case.kv_dtype != case.q_dtype)
+
+
+def _keys(case: AttentionCase) -> int:
+    """Keys that are read at once: products in float32, widened pages, wide heads and masked ones each need registers."""
+    if _in_f32(case):
+        return 32 if case.head_dim <= 128 else 16
+    masked = case.head_dim != _power_of_two(case.head_dim)
+    return 32 if case.head_dim > 128 or masked or case.kv_dtype in QUANTIZED_DTYPES else 64
 
 
 def decode_tiling(case: AttentionCase) -> Tiling:
     """Bandwidth is all: enough bytes in flight, and several programs on an SM. tl.dot wants 16 rows."""
-    group = case.num_heads // case.num_kv_heads
-    wide = case.head_dim > 128 or _in_f32(case)
-    return Tiling(max(16, _power_of_two(group)), 32 if wide else 64, 4, 2)
+    rows = max(16, _power_of_two(case.num_heads // case.num_kv_heads))
+    if _in_f32(case):
+        # A second stage of narrow pages is kept in registers, widened, and does not fit.
+        return Tiling(rows, _keys(case), 8, 2 if case.kv_dtype == "float32" else 1)
+    return Tiling(rows, _keys(case), 4 if rows <= 32 else 8, 2)
 
 
 def prefill_tiling(case: AttentionCase) -> Tiling:
     """Keys and values are shared by as many queries as registers allow."""
-    group = case.num_heads // case.num_kv_heads
     if _in_f32(case):
-        return Tiling(max(32, _power_of_two(group)), 32, 4 if group <= 32 else 8, 1)
-    return Tiling(128, 32 if case.head_dim > 128 else 64, 8, 2)
+        return Tiling(32, _keys(case), 8, 1)
+    if case.kv_dtype not in QUANTIZED_DTYPES:
+        return Tiling(128 if case.head_dim <= 128 else 64, _keys(case), 8, 2)
+    return Tiling(64, _keys(case) if case.head_dim <= 128 else 16, 8, 2)
 
 
 def min_span(case: AttentionCase) -> int:
@@ -121,7 +130,9 @@ def constants(cache: KVCache, case: AttentionCase, tiling: Tiling) -> dict[str, 
     }
 
 
-def launch(kernel: str, *args: jax.Array, out_shape: Any, grid: tuple[int, ...], zeroed: bool = False, **options) -> Any:
+def launch(
+    kernel: str, *args: jax.Array, out_shape: Any, grid: tuple[int, ...], zeroed: bool = False, **options
+) -> Any:
     """Calls a kernel of triton_kernels.py by name. Tests put the interpreter here."""
     import jax_triton
 

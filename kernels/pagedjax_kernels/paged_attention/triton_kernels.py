@@ -235,7 +235,9 @@ def reduce_kernel(
     at = (row.to(tl.int64) * HEADS + head) * SPLITS + split
     tops = tl.load(part_top + at, mask=split < count, other=float("-inf"))
     totals = tl.load(part_total + at, mask=split < count, other=0.0)
-    values = tl.load(part + at[:, None] * D + dim[None, :], mask=(split < count)[:, None] & (dim < D)[None, :], other=0.0)
+    values = tl.load(
+        part + at[:, None] * D + dim[None, :], mask=(split < count)[:, None] & (dim < D)[None, :], other=0.0
+    )
     top = tl.max(tops, 0)
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E
