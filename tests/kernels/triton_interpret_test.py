@@ -10,10 +10,12 @@ import multiprocessing
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pagedjax_kernels import KVCache
 
 from tests.kernels import triton_interpreter
 from tests.kernels.harness import make_call
 from tests.kernels.paged_attention_test import FACTORS, TOLERANCE, lengths, pairwise
+from tests.oracles import attention_oracle
 
 pytestmark = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed (extra pagedjax[triton])"
@@ -126,6 +128,26 @@ def _behind_the_window() -> None:
 
 def test_pages_behind_the_window_are_not_read(worker):
     worker(_behind_the_window)
+
+
+def _large_pool() -> None:
+    """The last page of a pool whose flat index does not fit 32 bits. Only what is touched takes memory."""
+    size, kv_heads, dim = 256, 4, 256
+    num_pages = 2**31 // (size * 2 * kv_heads * dim) + 2
+    pages = np.zeros((1, num_pages, size, 2 * kv_heads, dim), np.int8)
+    rng = np.random.default_rng(0)
+    pages[0, -1, :3] = rng.integers(-100, 100, pages[0, -1, :3].shape)
+    cache = KVCache(pages, np.full(pages.shape[:-1], 0.01, np.float32))  # type: ignore[arg-type]
+    k, v = (pages[0, -1, :3, i::2].astype(np.float64) * 0.01 for i in range(2))
+    for num_queries in (1, 3):
+        q = jnp.asarray(rng.normal(size=(num_queries, kv_heads, dim)), jnp.float32)
+        table, lens = np.full((1, 1), num_pages - 1, np.int32), np.full(1, 3, np.int32)
+        got = triton_interpreter.run(q, cache, jnp.int32(0), table, lens, np.asarray([0, num_queries], np.int32))
+        np.testing.assert_allclose(got, attention_oracle.attention(np.asarray(q), k, v), rtol=0, atol=1e-5)
+
+
+def test_pool_of_more_than_2_to_31_elements(worker):
+    worker(_large_pool)
 
 
 def _batch_mates() -> None:

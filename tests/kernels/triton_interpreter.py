@@ -49,7 +49,7 @@ class Tensor:
         return self.array.strides
 
     def copy_(self, other: Tensor) -> None:
-        assert other.array is self.array
+        assert other.data_ptr() == self.data_ptr()
 
 
 def start() -> None:
@@ -103,18 +103,24 @@ def launch(kernel: str, *args, out_shape, grid, zeroed=False, num_warps=None, nu
     many = isinstance(out_shape, list)
     shapes = out_shape if many else [out_shape]
     outs = [np.full(s.shape, 0 if zeroed else np.nan, s.dtype) for s in shapes]
-    tensors = [Tensor(np.array(a)) for a in args] + [Tensor(o) for o in outs]
+    tensors = [Tensor(np.asarray(a)) for a in args] + [Tensor(o) for o in outs]
     getattr(triton_kernels, kernel)[grid](*tensors, **options)
     results = [jnp.asarray(o) for o in outs]
     return results if many else results[0]
 
 
-def attention(call: Call, *, scale=None, soft_cap=None, window=None, sinks=None, max_q_len=None) -> np.ndarray:
+def attention(call: Call, **options) -> np.ndarray:
     """paged_attention of the call on the interpreted backend, f32 [T, H, D]."""
-    q, cache, layer, table, lens, cu = call.args
-    case = _checked(q, cache, table, lens, cu, scale, soft_cap, window, sinks, max_q_len)
+    q, cache, *rest = call.args
     # On the CPU the pages may be kept as unsigned integers (see compat.storage_dtype), on a GPU they never are.
     cache = cache._replace(kv_pages=jnp.asarray(np.asarray(cache.kv_pages).view(cache.dtype)))
+    return run(q, cache, *rest, **options)
+
+
+def run(q, cache, layer, table, lens, cu, *, scale=None, soft_cap=None, window=None, sinks=None, max_q_len=None):
+    """paged_attention's arguments -> f32 [T, H, D]."""
+    case = _checked(q, cache, table, lens, cu, scale, soft_cap, window, sinks, max_q_len)
     window = None if case.window == "none" else jnp.asarray(window, jnp.int32)
+    lens, cu = jnp.asarray(lens), jnp.asarray(cu)
     out = backend.paged_attention_triton(q, cache, jnp.asarray(layer), table, lens, cu, window, sinks, case)
     return np.asarray(out).astype(np.float32)

@@ -165,7 +165,7 @@ def _decode(
     cache, layer, table = pages
     rows, heads, dim = table.shape[0], case.num_heads, case.head_dim
     tiling = decode_tiling(case)
-    shared = {
+    shared: dict[str, Any] = {
         "SPLITS": min(MAX_SPLITS, -(-case.max_pages * case.page_size // min_span(case))),
         "MIN_SPAN": min_span(case),
         "num_warps": tiling.warps,
