@@ -31,7 +31,7 @@ TYPES = {
     "float8_e4m3fn": "fp8e4nv",
     "int32": "i32",
 }
-SHARED = {80: 163 * 1024, 90: 227 * 1024, 100: 227 * 1024}  # bytes that one program may have
+SHARED = {80: 163 << 10, 89: 99 << 10, 90: 227 << 10, 100: 227 << 10, 120: 99 << 10}  # bytes that a program may have
 
 
 class Shape(NamedTuple):
@@ -158,8 +158,9 @@ def test_nothing_spills_and_shared_memory_suffices(shape, capability, monkeypatc
         )
         print(f"{result.metadata.shared} bytes shared")
         assert stack == 0, f"{kernel}: {stack} bytes a thread are spilled"
-        # Two programs on an SM, so that one computes while the other waits; wide prefill tiles may have it alone.
-        assert result.metadata.shared <= SHARED[capability] // (1 if kernel == "prefill_kernel" else 2), kernel
+        # Decode wants two programs on an SM at least, so that one computes while the other waits.
+        several = kernel == "decode_kernel" and shape.group <= 32
+        assert result.metadata.shared <= SHARED[capability] // (2 if several else 1), kernel
         if shape.q_dtype == shape.kv_dtype != "float32" and kernel != "reduce_kernel":
             assert re.search(r"cp\.async\S* .*0x10", result.asm["ptx"]), "pages are not copied 16 bytes at a time"
             assert "mma" in result.asm["ptx"], "the tensor cores are idle"

@@ -14,7 +14,7 @@ import numpy as np
 from pagedjax_kernels.paged_attention import triton as backend
 from pagedjax_kernels.paged_attention.api import _checked
 
-from tests.kernels.harness import Call
+from tests.kernels.harness import Call, as_on_a_gpu
 
 
 class Tensor:
@@ -112,9 +112,7 @@ def launch(kernel: str, *args, out_shape, grid, zeroed=False, num_warps=None, nu
 def attention(call: Call, **options) -> np.ndarray:
     """paged_attention of the call on the interpreted backend, f32 [T, H, D]."""
     q, cache, *rest = call.args
-    # On the CPU the pages may be kept as unsigned integers (see compat.storage_dtype), on a GPU they never are.
-    cache = cache._replace(kv_pages=jnp.asarray(np.asarray(cache.kv_pages).view(cache.dtype)))
-    return run(q, cache, *rest, **options)
+    return run(q, as_on_a_gpu(cache), *rest, **options)
 
 
 def run(q, cache, layer, table, lens, cu, *, scale=None, soft_cap=None, window=None, sinks=None, max_q_len=None):
