@@ -77,30 +77,38 @@ def _in_f32(case: AttentionCase) -> bool:
     return case.q_dtype == "float32" or (case.kv_dtype in FLOAT_DTYPES and case.kv_dtype != case.q_dtype)
 
 
-def _keys(case: AttentionCase) -> int:
-    """Keys that are read at once: products in float32, widened pages, wide heads and masked ones each need registers."""
+def _stages(case: AttentionCase) -> int:
+    """Triton takes two stages for a look-up and two for what it points to: with five, pages are copied to shared memory a
+    whole step ahead of the products, with three right behind the last ones. Wide heads would not fit in 99 KiB with five.
+    Without tensor cores it keeps a second stage in registers."""
     if _in_f32(case):
-        return 32 if case.head_dim <= 128 else 16
-    masked = case.head_dim != _power_of_two(case.head_dim)
-    return 32 if case.head_dim > 128 or masked or case.kv_dtype in QUANTIZED_DTYPES else 64
+        return 1
+    return 5 if case.head_dim <= 128 else 3
+
+
+def _plain(case: AttentionCase) -> bool:
+    """Pages that go to the tensor cores as they are: to widen or to mask elements takes registers."""
+    return case.kv_dtype not in QUANTIZED_DTYPES and case.head_dim == _power_of_two(case.head_dim)
 
 
 def decode_tiling(case: AttentionCase) -> Tiling:
     """Bandwidth is all: enough bytes in flight, and several programs on an SM. tl.dot wants 16 rows."""
     rows = max(16, _power_of_two(case.num_heads // case.num_kv_heads))
     if _in_f32(case):
-        # A second stage of narrow pages is kept in registers, widened, and does not fit.
-        return Tiling(rows, _keys(case), 8, 2 if case.kv_dtype == "float32" else 1)
-    return Tiling(rows, _keys(case), 4 if rows <= 32 else 8, 2)
+        return Tiling(rows, 32 if case.head_dim <= 64 else 16, 8, _stages(case))
+    keys = 64 if case.head_dim <= 64 and _plain(case) else 32
+    return Tiling(rows, keys, 4 if rows <= 32 else 8, _stages(case))
 
 
 def prefill_tiling(case: AttentionCase) -> Tiling:
     """Keys and values are shared by as many queries as registers allow."""
     if _in_f32(case):
-        return Tiling(32, _keys(case), 8, 1)
-    if case.kv_dtype not in QUANTIZED_DTYPES:
-        return Tiling(128 if case.head_dim <= 128 else 64, _keys(case), 8, 2)
-    return Tiling(64, _keys(case) if case.head_dim <= 128 else 16, 8, 2)
+        return Tiling(32, 32 if case.head_dim <= 64 else 16, 8, _stages(case))
+    narrow = case.head_dim <= 128
+    if case.kv_dtype in QUANTIZED_DTYPES:
+        return Tiling(64, 32 if narrow else 16, 8, 3)
+    keys = 64 if 64 < case.head_dim <= 128 and _plain(case) else 32
+    return Tiling(128 if narrow else 64, keys, 8, _stages(case))
 
 
 def min_span(case: AttentionCase) -> int:
@@ -168,7 +176,6 @@ def _decode(
     shared: dict[str, Any] = {
         "SPLITS": min(MAX_SPLITS, -(-case.max_pages * case.page_size // min_span(case))),
         "MIN_SPAN": min_span(case),
-        "num_warps": tiling.warps,
     }
     splits = (rows, heads, shared["SPLITS"])
     partial = launch(
@@ -176,6 +183,7 @@ def _decode(
         *(q, cache.kv_pages, _or(cache.scales, kv_lens), layer, table, kv_lens, tokens, window),
         out_shape=[jax.ShapeDtypeStruct(s, jnp.float32) for s in ((*splits, dim), splits, splits)],
         grid=(case.num_kv_heads, rows, shared["SPLITS"]),
+        num_warps=tiling.warps,
         num_stages=tiling.stages,
         **shared,
         **constants(cache, case, tiling),
@@ -185,6 +193,7 @@ def _decode(
         *(*partial, kv_lens, window, sinks),
         out_shape=jax.ShapeDtypeStruct((rows, heads, dim), q.dtype),
         grid=(heads, rows),
+        num_warps=4 if dim <= 128 else 8,
         HEADS=heads,
         D=dim,
         WINDOWED=case.window != "none",
