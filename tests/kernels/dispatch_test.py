@@ -7,6 +7,8 @@ import logging
 import pytest
 from pagedjax_kernels import dispatch
 from pagedjax_kernels.hardware import Hardware, current_hardware
+from pagedjax_kernels.paged_attention import triton
+from pagedjax_kernels.paged_attention.case import AttentionCase
 
 FAST = dispatch.Backend("fast", lambda hardware, case: "needs a group of 4" if case != 4 else None, lambda: "fast")
 SLOW = dispatch.Backend("slow", lambda hardware, case: None, lambda: "slow")
@@ -40,3 +42,37 @@ def test_auto_with_nobody_left():
 def test_hardware_is_the_default_device():
     assert isinstance(current_hardware(), Hardware)
     assert current_hardware().platform in ("cpu", "gpu", "tpu")
+
+
+H100 = Hardware("gpu", "NVIDIA H100", (9, 0))
+PLAIN = AttentionCase(4, 4, 4, 8, 2, 128, 16, "bfloat16", "bfloat16", None, 0.1, None, "none", False)
+
+
+@pytest.mark.parametrize(
+    ("reason", "hardware", "change"),
+    [
+        ("for NVIDIA GPUs only", Hardware("cpu", "cpu"), {}),
+        ("for NVIDIA GPUs only", Hardware("gpu", "AMD MI300"), {}),
+        ("needs compute capability 8.0 or higher (Ampere), this GPU has 7.5", Hardware("gpu", "T4", (7, 5)), {}),
+        ("float8_e4m3fn pages need compute", Hardware("gpu", "A100", (8, 0)), {"kv_dtype": "float8_e4m3fn"}),
+        ("the head dim must be a multiple of 16, 16 to 256, got 8", H100, {"head_dim": 8}),
+        ("at most 32 query heads per KV head for float32", H100, {"num_heads": 128, "q_dtype": "float32"}),
+        ("queries must be float32, bfloat16, float16, got float64", H100, {"q_dtype": "float64"}),
+        ("triton does not import (gone): install the extra pagedjax[triton]", H100, {}),
+    ],
+)
+def test_triton_says_why_not(reason, hardware, change, monkeypatch):
+    def gone(name):
+        raise ImportError("gone")
+
+    monkeypatch.setattr(triton.importlib, "import_module", gone)
+    triton._why_not_installed.cache_clear()
+    assert reason in triton.why_not_triton(hardware, PLAIN._replace(**change))
+    triton._why_not_installed.cache_clear()
+
+
+def test_triton_serves_where_it_can(monkeypatch):
+    monkeypatch.setattr(triton, "_why_not_installed", lambda: None)
+    for capability in ((8, 0), (9, 0), (10, 0)):
+        assert triton.why_not_triton(Hardware("gpu", "some", capability), PLAIN) is None
+    assert triton.why_not_triton(Hardware("gpu", "L4", (8, 9)), PLAIN._replace(kv_dtype="float8_e4m3fn")) is None

@@ -33,6 +33,11 @@ def contents(cache: KVCache) -> np.ndarray:
     return x.reshape(x.shape[0], -1, cache.num_kv_heads, 2, cache.head_dim)
 
 
+def as_on_a_gpu(cache: KVCache) -> KVCache:
+    """On the CPU pages may be kept as unsigned integers (see compat.storage_dtype), on a GPU they never are."""
+    return cache._replace(kv_pages=jnp.asarray(np.asarray(cache.kv_pages).view(cache.dtype)))
+
+
 _write = jax.jit(kv_update)
 
 

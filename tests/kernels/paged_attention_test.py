@@ -11,7 +11,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import init_cache, kv_update, native_cpu, paged_attention
+from pagedjax_kernels import init_cache, kv_update, paged_attention
+from pagedjax_kernels.hardware import current_hardware
+from pagedjax_kernels.paged_attention.api import BACKENDS
+from pagedjax_kernels.paged_attention.case import AttentionCase
 
 from tests.kernels.harness import LAYER, make_call
 
@@ -19,8 +22,9 @@ from tests.kernels.harness import LAYER, make_call
 # queries: half an ulp of the output, and of the weights where a backend rounds them to the queries' dtype.
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
 
-# What serves here: the native backend needs a C++ compiler.
-FAST = ["xla"] if native_cpu.why_not() else ["native_cpu", "xla"]
+# What serves here: the native backend needs a CPU and a C++ compiler, Triton's an NVIDIA GPU.
+PLAIN = AttentionCase(4, 4, 4, 6, 2, 64, 16, "float32", "float32", None, 0.125, None, "none", False)
+FAST = [b.name for b in BACKENDS if b.automatic and b.why_not(current_hardware(), PLAIN) is None]
 
 FACTORS = {
     "page_size": (8, 16, 64, 256),
