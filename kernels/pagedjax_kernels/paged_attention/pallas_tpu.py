@@ -25,18 +25,21 @@ MAX_TABLE = 2**17
 _BLOCK_TOKENS = 512
 _BLOCK_BYTES = 4 * 2**20  # of VMEM for both blocks: with the rest under the 16 MiB that a kernel gets by default
 _TILE_ROWS = 256
-_TILE_HEADS = 2048  # queries times heads of a tile
+_TILE_BYTES = 2**19  # of queries; with the outputs, the state in float32 and what is double-buffered a tenfold
 
 
 def why_not_pallas_tpu(hardware: Hardware, case: AttentionCase) -> str | None:
     """The reason why the kernel cannot serve, or None."""
     if hardware.platform != "tpu":
         return "for TPUs only"
+    if case.page_head_dim == 64:
+        # XLA keeps [..., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.
+        return "pages of head dim 64 do not lie in rows of 128; allocate them with head dim 128"
     return unservable(case)
 
 
 def unservable(case: AttentionCase) -> str | None:
-    """why_not_pallas_tpu without the device: what the kernel, interpreted or not, cannot compute."""
+    """What the kernel cannot compute, interpreted or not, however the pages are laid out."""
     if case.kv_dtype not in ("float32", "bfloat16"):
         return f"pages must be float32 or bfloat16, got {case.kv_dtype}"
     if case.q_dtype not in ("float32", "bfloat16"):
@@ -122,7 +125,8 @@ def paged_attention_pallas_tpu(
         starts, q_lens = cu_q_lens[:-1], jnp.where(kv_lens > 0, cu_q_lens[1:] - cu_q_lens[:-1], 0)
         out = run(starts, jnp.where(q_lens == 1, 1, 0), plan=plan)
         if num_tokens > 1:
-            queries = tile_queries or max(1, min(_TILE_ROWS // group, _TILE_HEADS // num_heads))
+            token_bytes = num_heads * width * q.dtype.itemsize
+            queries = tile_queries or max(1, min(_TILE_ROWS // group, _TILE_BYTES // token_bytes))
             queries = min(queries, case.max_q_len or num_tokens, num_tokens)
             # Each token is in the output of one of the two at most, and zero in the other.
             out += run(starts, jnp.where(q_lens > 1, q_lens, 0), plan=plan._replace(queries=queries))
@@ -170,7 +174,7 @@ def _tiles(
         pages=page_table.reshape(-1),
     )
 
-    within = offset[:, None] + jnp.arange(queries, dtype=jnp.int32)  # [tiles, queries]
+    within = offset[:, None] + jnp.arange(queries, dtype=jnp.int32)[None]  # [tiles, queries]
     used = (tile < stops[-1])[:, None] & (within < q_lens[row][:, None])
     token = jnp.where(used, starts[row][:, None] + within, num_tokens)
     tiles = q.at[token].get(mode="fill", fill_value=0)  # queries of padding may be NaN
@@ -189,9 +193,7 @@ def _sink_rows(sinks: jax.Array | None, plan: Plan) -> jax.Array:
     return jnp.pad(rows, ((0, 0), (0, plan.rows - rows.shape[1]), (0, 0)))
 
 
-def _call(
-    tables: Tables, tiles: jax.Array, sinks: jax.Array, pool: jax.Array, plan: Plan, interpret: Any
-) -> jax.Array:
+def _call(tables: Tables, tiles: jax.Array, sinks: jax.Array, pool: jax.Array, plan: Plan, interpret: Any) -> jax.Array:
     """The kernel on tiles [tiles, K, rows, W]; those that are not in use come back with anything in them."""
     num_tiles, heads, rows, width = tiles.shape
 
@@ -203,7 +205,7 @@ def _call(
     if plan.slots_minor:
         buffer = (2, pool.shape[2], plan.block_tokens, width)
     else:
-        buffer = (2, plan.block_tokens, pool.shape[3], width)
+        buffer = (2, width // LANES, plan.block_tokens, pool.shape[3], LANES)
     state = pltpu.VMEM((heads, rows, LANES), jnp.float32)
     call = pl.pallas_call(
         functools.partial(attention_kernel, plan=plan),

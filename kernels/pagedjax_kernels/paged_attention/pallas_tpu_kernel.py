@@ -88,7 +88,16 @@ class Tables(NamedTuple):
 
 
 def attention_kernel(
-    scalars: Any, row: Any, first: Any, end: Any, pages: Any, q: Any, sinks: Any, pool: Any, out: Any, *scratch: Any,
+    scalars: Any,
+    row: Any,
+    first: Any,
+    end: Any,
+    pages: Any,
+    q: Any,
+    sinks: Any,
+    pool: Any,
+    out: Any,
+    *scratch: Any,
     plan: Plan,
 ) -> None:
     """q, out [1, K, rows, W] in VMEM; sinks f32[K, rows, 1] in VMEM; pool in HBM, see `pallas_tpu.pool_view`.
@@ -108,8 +117,12 @@ def attention_kernel(
         def one(i: jax.Array, carry: None) -> None:
             page = pool.at[tables.scalars[1], tables.pages[table + i]]
             slots = pl.ds(pl.multiple_of(i * plan.page_size, plan.page_size), plan.page_size)
-            place = buffer.at[slot, :, slots] if plan.slots_minor else buffer.at[slot, slots]
-            act(pltpu.make_async_copy(page, place, semaphores.at[slot]))
+            if plan.slots_minor:
+                act(pltpu.make_async_copy(page, buffer.at[slot, :, slots], semaphores.at[slot]))
+                return
+            for lanes in range(buffer.shape[1]):
+                part = page.at[:, :, pl.ds(lanes * LANES, LANES)]
+                act(pltpu.make_async_copy(part, buffer.at[slot, lanes, slots], semaphores.at[slot]))
 
         lax.fori_loop(0, jnp.minimum(stop - begin, plan.block_pages), one, None)
 
@@ -159,7 +172,7 @@ def _attend(tables: Tables, tile: jax.Array, key: jax.Array, q: Any, block: Any,
     # What none of the tile's queries sees may be nobody's: it is zeroed, in V too, as 0 * NaN is NaN.
     token = key + lax.broadcasted_iota(jnp.int32, (tokens, acc.shape[-1]), 0)
     owned = (token >= tables.begin(tile, plan)) & (token < tables.end[tile])
-    query = first + lax.broadcasted_iota(jnp.int32, (plan.rows, tokens), 0) // plan.group
+    query = first + lax.div(lax.broadcasted_iota(jnp.int32, (plan.rows, tokens), 0), plan.group)
     seen = key + lax.broadcasted_iota(jnp.int32, (plan.rows, tokens), 1)
     visible = seen <= query
     if plan.window:
@@ -191,22 +204,32 @@ def _dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     return lax.dot_general(a, b, numbers, precision=precision, preferred_element_type=jnp.float32)
 
 
-def _keys_values(block: Any, head: int, owned: jax.Array, plan: Plan) -> tuple[jax.Array, jax.Array]:
+def _keys_values(block: Any, head: int, owned: jax.Array, plan: Plan) -> list[jax.Array]:
     """The head's K and V [tokens, W] of a block in VMEM, zero where not owned. Paired: the same array twice."""
-    rows = [head] if plan.paired else [2 * head, 2 * head + 1]
-    if plan.slots_minor or plan.interpret:
-        parts = [block[row] if plan.slots_minor else block[:, row] for row in rows]
-        parts = [jnp.where(owned, part.astype(jnp.float32), 0).astype(part.dtype) for part in parts]
-        return parts[0], parts[-1]
-    # What `block[:, row]` above is on a chip: loads with a stride over sublanes. An interpreter has no such views.
+    rows = [head, head] if plan.paired else [2 * head, 2 * head + 1]
+    if plan.slots_minor:
+        return [_zeroed(block[row], owned) for row in rows]
+    parts = [_strided(block.at[lanes], rows, owned[:, :LANES], plan) for lanes in range(block.shape[0])]
+    return [jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)]
+
+
+def _strided(block: Any, rows: list[int], owned: jax.Array, plan: Plan) -> list[jax.Array]:
+    """[:, row] of a block [tokens, rows, 128] in VMEM, zero where not owned: loads with a stride over sublanes.
+
+    They need 32-bit elements and 128 lanes. The rows are 2i and 2i + 1, or twice the same.
+    """
+    if plan.interpret:  # an interpreter has no such views of a ref
+        return [_zeroed(block[:, row], owned) for row in rows]
     tokens, stride, width = block.shape
     flat = block.reshape(tokens * stride, width)
     if block.dtype == jnp.float32:
-        parts = [jnp.where(owned, flat[pl.ds(row, tokens, stride)], 0) for row in rows]
-        return parts[0], parts[-1]
-    # Only 32-bit rows can be loaded with a stride. A word holds row 2i of bfloat16 (low) and row 2i + 1.
+        return [jnp.where(owned, flat[pl.ds(row, tokens, stride)], 0) for row in rows]
+    # A word holds row 2i of bfloat16 (low) and row 2i + 1 (high); a bfloat16 is the high half of its float32.
     words = flat.bitcast(jnp.uint32)[pl.ds(rows[0] // 2, tokens, stride // 2)]
     words = jnp.where(owned, words, jnp.uint32(0))
     halves = [words << 16, words & jnp.uint32(0xFFFF0000)]
-    parts = [pltpu.bitcast(halves[row % 2], jnp.float32).astype(jnp.bfloat16) for row in rows]
-    return parts[0], parts[-1]
+    return [pltpu.bitcast(halves[row % 2], jnp.float32).astype(jnp.bfloat16) for row in rows]
+
+
+def _zeroed(x: jax.Array, owned: jax.Array) -> jax.Array:
+    return jnp.where(owned, x.astype(jnp.float32), 0).astype(x.dtype)
