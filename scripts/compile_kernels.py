@@ -9,6 +9,8 @@ VMEM of its kernels, and the temporary HBM, which has to be far below the pool's
 in every call. Exits with 1 if a case that should compile did not, or copies the pool.
 """
 
+# ruff: noqa: E402  JAX is imported once the environment is as libtpu needs it
+
 from __future__ import annotations
 
 import functools

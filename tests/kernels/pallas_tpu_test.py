@@ -18,8 +18,8 @@ from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_t
 from tests.kernels.harness import make_call
 from tests.kernels.paged_attention_test import check
 
-# A semaphore that is never signalled would hang for ever.
-pytestmark = pytest.mark.timeout(120)
+# A semaphore that is never signalled would hang for ever, in a callback that no signal interrupts.
+pytestmark = pytest.mark.timeout(120, method="thread")
 
 
 @pytest.fixture(autouse=True)
@@ -184,6 +184,7 @@ TPU = Hardware("tpu", "TPU v5 lite")
         ("head dim must be 64 or a multiple of 128, got 32", {"page_head_dim": 32}),
         ("allocate them with head dim 128", {"page_head_dim": 64}),
         ("page_size must be a multiple of 8, got 4", {"page_size": 4}),
+        ("4194304 bytes at most, got 256 * 64 * 128", {"page_size": 256, "num_kv_heads": 32, "kv_dtype": "float32"}),
         ("at most 131072 entries, got 1024 * 129", {"num_rows": 1024, "max_pages": 129}),
     ],
 )

@@ -7,6 +7,7 @@ larger tiles. Both have a static grid that holds the most tiles there can be; pr
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import jax
@@ -21,6 +22,9 @@ from pagedjax_kernels.paged_attention.pallas_tpu_kernel import LANES, Plan, Tabl
 
 MAX_TABLE = 2**17
 """Entries of a page table in scalar memory: half of its 1 MiB."""
+
+MAX_PAGE_BYTES = 4 * 2**20
+"""Two of them are in VMEM."""
 
 _BLOCK_TOKENS = 512
 _BLOCK_BYTES = 4 * 2**20  # of VMEM for both blocks: with the rest under the 16 MiB that a kernel gets by default
@@ -48,6 +52,9 @@ def unservable(case: AttentionCase) -> str | None:
         return f"the pages' head dim must be 64 or a multiple of {LANES}, got {case.page_head_dim}"
     if case.page_size % 8:
         return f"page_size must be a multiple of 8, got {case.page_size}"
+    page_shape = (case.page_size, 2 * case.num_kv_heads, case.page_head_dim)
+    if math.prod(page_shape) * jnp.dtype(case.kv_dtype).itemsize > MAX_PAGE_BYTES:
+        return f"a page must have {MAX_PAGE_BYTES} bytes at most, got {' * '.join(map(str, page_shape))}"
     if case.num_rows * case.max_pages > MAX_TABLE:
         return f"the page table must have at most {MAX_TABLE} entries, got {case.num_rows} * {case.max_pages}"
     return None
@@ -202,6 +209,7 @@ def _call(tables: Tables, tiles: jax.Array, sinks: jax.Array, pool: jax.Array, p
         return jnp.minimum(tile, jnp.maximum(scalars[0] - 1, 0)), 0, 0, 0
 
     block = pl.BlockSpec((1, heads, rows, width), tile_block)
+    buffer: tuple[int, ...]
     if plan.slots_minor:
         buffer = (2, pool.shape[2], plan.block_tokens, width)
     else:
