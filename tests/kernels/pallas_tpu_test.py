@@ -13,7 +13,8 @@ from jax.experimental.pallas import tpu as pltpu
 from pagedjax_kernels import KVCache, dispatch, paged_attention
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention import api
-from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu, pool_view, why_not_pallas_tpu
+from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu, pool_view
+from pagedjax_kernels.paged_attention.pallas_tpu_limits import why_not_pallas_tpu
 
 from tests.kernels.harness import make_call
 from tests.kernels.paged_attention_test import check

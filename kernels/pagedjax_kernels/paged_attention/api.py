@@ -11,7 +11,7 @@ from pagedjax_kernels import dispatch, native_cpu
 from pagedjax_kernels.cache import KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
-from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu, why_not_pallas_tpu
+from pagedjax_kernels.paged_attention.pallas_tpu_limits import why_not_pallas_tpu
 from pagedjax_kernels.paged_attention.reference import paged_attention_reference
 from pagedjax_kernels.paged_attention.xla import paged_attention_xla
 
@@ -24,9 +24,15 @@ def _why_not_native(hardware: Hardware, case: AttentionCase) -> str | None:
     return native_cpu.why_not()
 
 
+def _run_pallas_tpu(*args):
+    from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu  # 0.2 s, for TPUs only
+
+    return paged_attention_pallas_tpu(*args)
+
+
 BACKENDS = (
     dispatch.Backend("native_cpu", _why_not_native, native_cpu.paged_attention_native),
-    dispatch.Backend("pallas_tpu", why_not_pallas_tpu, paged_attention_pallas_tpu),
+    dispatch.Backend("pallas_tpu", why_not_pallas_tpu, _run_pallas_tpu),
     dispatch.Backend("xla", lambda hardware, case: None, paged_attention_xla),
     dispatch.Backend("reference", lambda hardware, case: None, paged_attention_reference, automatic=False),
 )

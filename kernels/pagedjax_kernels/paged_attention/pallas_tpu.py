@@ -1,4 +1,4 @@
-"""Paged attention on TPUs, in Pallas: what it serves, and the plain JAX around the kernel of pallas_tpu_kernel.
+"""Paged attention on TPUs, in Pallas: the plain JAX around the kernel of pallas_tpu_kernel.
 
 Rows with one query go through one call of the kernel with tiles of one query, rows with more through another one with
 larger tiles. Both have a static grid that holds the most tiles there can be; programs without a tile do nothing.
@@ -7,7 +7,6 @@ larger tiles. Both have a static grid that holds the most tiles there can be; pr
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
@@ -16,48 +15,13 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from pagedjax_kernels.cache import KVCache, from_storage
-from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 from pagedjax_kernels.paged_attention.pallas_tpu_kernel import LANES, Plan, Tables, attention_kernel
-
-MAX_TABLE = 2**17
-"""Entries of a page table in scalar memory: half of its 1 MiB."""
-
-MAX_PAGE_BYTES = 4 * 2**20
-"""Two of them are in VMEM."""
 
 _BLOCK_TOKENS = 512
 _BLOCK_BYTES = 4 * 2**20  # of VMEM for both blocks: with the rest under the 16 MiB that a kernel gets by default
 _TILE_ROWS = 256
 _TILE_BYTES = 2**19  # of queries; with the outputs, the state in float32 and what is double-buffered a tenfold
-
-
-def why_not_pallas_tpu(hardware: Hardware, case: AttentionCase) -> str | None:
-    """The reason why the kernel cannot serve, or None."""
-    if hardware.platform != "tpu":
-        return "for TPUs only"
-    if case.page_head_dim == 64:
-        # XLA keeps [..., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.
-        return "pages of head dim 64 do not lie in rows of 128; allocate them with head dim 128"
-    return unservable(case)
-
-
-def unservable(case: AttentionCase) -> str | None:
-    """What the kernel cannot compute, interpreted or not, however the pages are laid out."""
-    if case.kv_dtype not in ("float32", "bfloat16"):
-        return f"pages must be float32 or bfloat16, got {case.kv_dtype}"
-    if case.q_dtype not in ("float32", "bfloat16"):
-        return f"queries must be float32 or bfloat16, got {case.q_dtype}"
-    if case.page_head_dim != 64 and case.page_head_dim % LANES:
-        return f"the pages' head dim must be 64 or a multiple of {LANES}, got {case.page_head_dim}"
-    if case.page_size % 8:
-        return f"page_size must be a multiple of 8, got {case.page_size}"
-    page_shape = (case.page_size, 2 * case.num_kv_heads, case.page_head_dim)
-    if math.prod(page_shape) * jnp.dtype(case.kv_dtype).itemsize > MAX_PAGE_BYTES:
-        return f"a page must have {MAX_PAGE_BYTES} bytes at most, got {' * '.join(map(str, page_shape))}"
-    if case.num_rows * case.max_pages > MAX_TABLE:
-        return f"the page table must have at most {MAX_TABLE} entries, got {case.num_rows} * {case.max_pages}"
-    return None
 
 
 def pool_view(pages: jax.Array) -> tuple[jax.Array, bool, bool]:
