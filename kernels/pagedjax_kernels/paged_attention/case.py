@@ -9,7 +9,8 @@ class AttentionCase(NamedTuple):
     """Attributes:
     num_tokens, num_rows, max_pages: T, B, P.
     num_heads, num_kv_heads: H, K.
-    head_dim: q's D; the pages' may be larger (padded).
+    head_dim: q's D.
+    page_head_dim: the pages' D, which may be larger (padded).
     page_size: S.
     q_dtype, kv_dtype: names.
     max_q_len: the static bound on a row's queries; 1 promises query b to row b. None: no bound.
@@ -24,6 +25,7 @@ class AttentionCase(NamedTuple):
     num_heads: int
     num_kv_heads: int
     head_dim: int
+    page_head_dim: int
     page_size: int
     q_dtype: str
     kv_dtype: str

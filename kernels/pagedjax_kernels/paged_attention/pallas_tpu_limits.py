@@ -1,0 +1,45 @@
+"""What the TPU kernel serves. Apart from it, as importing Pallas takes 0.2 s, on machines without a TPU too."""
+
+from __future__ import annotations
+
+import math
+
+import jax.numpy as jnp
+
+from pagedjax_kernels.cache import LANE
+from pagedjax_kernels.hardware import Hardware
+from pagedjax_kernels.paged_attention.case import AttentionCase
+
+MAX_TABLE = 2**17
+"""Entries of a page table in scalar memory: half of its 1 MiB."""
+
+MAX_PAGE_BYTES = 4 * 2**20
+"""Two of them are in VMEM."""
+
+
+def why_not_pallas_tpu(hardware: Hardware, case: AttentionCase) -> str | None:
+    """The reason why the kernel cannot serve, or None."""
+    if hardware.platform != "tpu":
+        return "for TPUs only"
+    if case.page_head_dim == 64:
+        # XLA keeps [..., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.
+        return "pages of head dim 64 do not lie in rows of 128; allocate them with head dim 128"
+    return unservable(case)
+
+
+def unservable(case: AttentionCase) -> str | None:
+    """What the kernel cannot compute, interpreted or not, however the pages are laid out."""
+    if case.kv_dtype not in ("float32", "bfloat16"):
+        return f"pages must be float32 or bfloat16, got {case.kv_dtype}"
+    if case.q_dtype not in ("float32", "bfloat16"):
+        return f"queries must be float32 or bfloat16, got {case.q_dtype}"
+    if case.page_head_dim != 64 and case.page_head_dim % LANE:
+        return f"the pages' head dim must be 64 or a multiple of {LANE}, got {case.page_head_dim}"
+    if case.page_size % 8:
+        return f"page_size must be a multiple of 8, got {case.page_size}"
+    page_shape = (case.page_size, 2 * case.num_kv_heads, case.page_head_dim)
+    if math.prod(page_shape) * jnp.dtype(case.kv_dtype).itemsize > MAX_PAGE_BYTES:
+        return f"a page must have {MAX_PAGE_BYTES} bytes at most, got {' * '.join(map(str, page_shape))}"
+    if case.num_rows * case.max_pages > MAX_TABLE:
+        return f"the page table must have at most {MAX_TABLE} entries, got {case.num_rows} * {case.max_pages}"
+    return None
