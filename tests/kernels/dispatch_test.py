@@ -45,7 +45,7 @@ def test_hardware_is_the_default_device():
 
 
 H100 = Hardware("gpu", "NVIDIA H100", (9, 0))
-PLAIN = AttentionCase(4, 4, 4, 8, 2, 128, 16, "bfloat16", "bfloat16", None, 0.1, None, "none", False)
+PLAIN = AttentionCase(4, 4, 4, 8, 2, 128, 128, 16, "bfloat16", "bfloat16", None, 0.1, None, "none", False)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from tests.kernels.harness import LAYER, make_call
 TOLERANCE = {"float32": 1e-5, "bfloat16": 1.6e-2, "float16": 2e-3}
 
 # What serves here: the native backend needs a CPU and a C++ compiler, Triton's an NVIDIA GPU.
-PLAIN = AttentionCase(4, 4, 4, 6, 2, 64, 16, "float32", "float32", None, 0.125, None, "none", False)
+PLAIN = AttentionCase(4, 4, 4, 6, 2, 64, 64, 16, "float32", "float32", None, 0.125, None, "none", False)
 FAST = [b.name for b in BACKENDS if b.automatic and b.why_not(current_hardware(), PLAIN) is None]
 
 FACTORS = {
