@@ -18,8 +18,8 @@ _TAKE_WINDOW = 128
 
 _SQUEEZE_WINDOW = 512
 
-_LOOK_WINDOW = 4
-"""Queue entries that `upcoming` looks at for each page to report."""
+_LOOK_WINDOW = 256
+"""Queue entries that `upcoming` looks at, or four for each page to report, whichever is more."""
 
 
 def stamp_of(position: jax.Array) -> jax.Array:
@@ -98,7 +98,7 @@ def upcoming(pages: Pages, width: int) -> tuple[jax.Array, jax.Array]:
     Returns:
       ids i32[width] in queue order, padded with N; their generations u32[width].
     """
-    N, window = pages.total_pages, min(_LOOK_WINDOW * width, pages.queue.shape[0])
+    N, window = pages.total_pages, min(max(_LOOK_WINDOW, 4 * width), pages.queue.shape[0])
     _, page, live = _entries(pages, pages.queue, pages.stamp, pages.head, window)
     chosen = live & (pages.parent[page] != 0)
     place = jnp.where(chosen, jnp.cumsum(chosen, dtype=jnp.int32) - 1, width)
