@@ -39,7 +39,7 @@ def test_a_page_that_gets_its_place_back_has_followers_in_the_index_again():
     drive(World("windows", jitted), 100, seed=1946209416)
 
 
-@pytest.mark.parametrize(("geometry", "num_operations"), [("collisions", 150), ("windows", 40)])
+@pytest.mark.parametrize(("geometry", "num_operations"), [("collisions", 60), ("windows", 25)])
 def test_eager_verbs_agree_with_the_oracle(geometry, num_operations):
     world = World(geometry, eager)
     drive(world, num_operations)
