@@ -61,6 +61,7 @@ class Chaos:
         self.requests: dict[str, Request] = {}
         self.aborted: set[str] = set()
         self.ids: dict[tuple[str, int], list[int]] = {}
+        self.turns = 0
         self.counts = dict.fromkeys(("add", "fork", "abort", "expire", "preempt", "compact"), 0)
 
     def add(self) -> None:
@@ -118,8 +119,11 @@ class Chaos:
         if len(self.engine.request_ids) < 12 and rng.random() < 0.5:
             self.counts["add"] += 1
             self.add()
+        self.turns += 1
         for name, likely in (("fork", 0.1), ("abort", 0.03), ("expire", 0.03), ("preempt", 0.08), ("compact", 0.04)):
-            if self.engine.request_ids and rng.random() < likely:
+            # Chance may leave a rare one out of a whole run.
+            overdue = self.turns > 100 and not self.counts[name]
+            if self.engine.request_ids and (overdue or rng.random() < likely):
                 self.counts[name] += 1
                 getattr(self, name)()
         self.step()
@@ -180,7 +184,7 @@ def test_nothing_shows(make, options):
     assert engine.counters.preemptions > 0
     assert engine.counters.prefix_hits > 0
     if "cache__spill" in options:
-        assert engine.counters.swapped_in_pages > 0
+        assert engine.counters.swapped_out_pages > 0  # they may all be found on the device again
         assert engine.counters.revived_pages > 0
     assert engine.stats().page_copies > 0
     expected = undisturbed(make, list(chaos.requests.values()))
