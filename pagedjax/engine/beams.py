@@ -204,17 +204,20 @@ def make_search(request: Request, eos_token_ids: tuple[int, ...], max_new: int) 
     )
 
 
-def check_beams_fit(group: RequestGroup, footprint: Footprint, *, max_num_seqs: int, num_pages: int) -> None:
-    """Raises InvalidRequestError where the beams could never run at once, each in pages of its own at worst."""
+def check_beams_fit(
+    group: RequestGroup, footprint: Footprint, *, max_num_seqs: int, num_pages: int, chunk: int
+) -> None:
+    """Raises InvalidRequestError where the beams could never run at once, each in pages of its own at worst, and computed
+    again in chunks of `chunk` tokens."""
     if not isinstance(group, BeamGroup):
         return
     width = len(group.continuations)
     if width > max_num_seqs:
         raise InvalidRequestError("beam_width", f"at most scheduler.max_num_seqs = {max_num_seqs}, got {width}")
     longest = group.continuations[0].sequence.max_total
-    pages = width * sum(footprint.most(longest, chunk=1))
+    pages = width * sum(footprint.most(longest, chunk))
     if pages > num_pages:
-        fits = footprint.longest(num_pages // width, chunk=1, at_most=longest) - len(group.request.prompt_ids)
+        fits = footprint.longest(num_pages // width, chunk, at_most=longest) - len(group.request.prompt_ids)
         advice = f"at most {fits} tokens fit after this prompt" if fits > 0 else "use fewer beams or a shorter prompt"
         raise InvalidRequestError(
             "max_tokens",

@@ -90,6 +90,7 @@ class Engine:
             Footprint(self.runner.page_size, self.runner.windows),
             max_num_seqs=self.config.scheduler.max_num_seqs,
             num_pages=self.num_usable_pages,
+            chunk=self.config.scheduler.max_num_batched_tokens,
         )
         return group
 

@@ -142,16 +142,26 @@ class Scheduler:
         if held:
             self.waiting.sort(key=lambda s: s.request.request_id not in held)
         going = any(not s.held for s in self.running)
+        search = self._incomplete_search()
         chosen: list[tuple[Sequence, int]] = []
         for sequence in self.waiting[:MAX_LOOKAHEAD]:
             if len(chosen) == min(width, len(self._free_rows)) or (going and sequence in self._refused):
                 break
-            if sequence.waits_for_fork:
+            request = sequence.request
+            if sequence.waits_for_fork or (request.sampling.beam_width and search not in (None, request.request_id)):
                 continue
             computing = [s for s in self.running if s.phase is Phase.PREFILL] + [s for s, _ in chosen]
             if not self._waits_for_prefix(sequence, computing):
                 chosen.append((sequence, self._free_rows[-1 - len(chosen)]))
+                search = request.request_id if request.sampling.beam_width else search
         return chosen
+
+    def _incomplete_search(self) -> str | None:
+        """A beam search of which some beams run and some wait. There is one at most: the beams of two would hold what the
+        others need."""
+        waiting = {s.request.request_id for s in self.waiting}
+        ids = (s.request.request_id for s in self.running if s.request.sampling.beam_width)
+        return next((request_id for request_id in ids if request_id in waiting), None)
 
     def accept(self, sequence: Sequence, row: int, hit: int, num_unowned: int) -> bool:
         """Decide on a candidate whose matched pages are mapped. False: there is no room; it must be released again.
