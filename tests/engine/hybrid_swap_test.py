@@ -353,7 +353,9 @@ def test_everything_at_once(spec):
 def test_forks_and_beams_are_swapped(spec):
     prompts = random_prompts(2, 11, 40, seed=8)
     for sampling in (params(max_tokens=14, n=3, beam_width=3), params(max_tokens=30, n=3, temperature=1.0, seed=4)):
-        calm, disturbed = make_engine(spec), swapping(spec, steps=4, cache__prefix_caching=False)
+        # Three beams of 54 tokens, each in pages of its own at worst.
+        options = {"cache__prefix_caching": False, "cache__num_pages": 1 + 48 * len(spec.groups.windows)}
+        calm, disturbed = make_engine(spec, **options), swapping(spec, steps=4, **options)
         expected = run(calm, prompts, sampling)
         found = run_preempting(disturbed, prompts, sampling, 3)
         for a, b in zip(expected, found, strict=True):
