@@ -24,6 +24,12 @@ constexpr int kColumns = 4;
 constexpr int kColumns = 2;
 #endif
 constexpr int kRows = 4;
+// Vectors of a query that stay in registers while keys go past.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr int kFewVectors = 4;
+#else
+constexpr int kFewVectors = 2;
+#endif
 constexpr float kInf = std::numeric_limits<float>::infinity();
 
 typedef float Vec __attribute__((vector_size(kLanes * 4)));
@@ -146,18 +152,29 @@ constexpr int64_t DimOf(int64_t i) {
   return i / step * step + i % kLanes * T::kParts + i % step / kLanes;
 }
 
-inline float Max(Vec v) {
-  float x = v[0];
-  for (int i = 1; i < kLanes; i++) x = v[i] > x ? v[i] : x;
-  return x;
+// Each lane takes that which lies kStep after it, around the end.
+template <int kStep, int... kLane>
+[[gnu::always_inline]] inline Vec Rotate(Vec v, std::integer_sequence<int, kLane...>) {
+#if defined(__clang__)
+  return __builtin_shufflevector(v, v, ((kLane + kStep) % kLanes)...);
+#else
+  return __builtin_shuffle(v, IntVec{((kLane + kStep) % kLanes)...});
+#endif
 }
 
-inline float Sum(Vec v) {
-  float part[kLanes];
-  Store(part, v);
-  for (int n = kLanes / 2; n > 0; n /= 2)
-    for (int i = 0; i < n; i++) part[i] += part[i + n];
-  return part[0];
+template <int kStep = kLanes / 2>
+[[gnu::always_inline]] inline float Max(Vec v) {
+  const Vec w = Rotate<kStep>(v, std::make_integer_sequence<int, kLanes>{});
+  v = w > v ? w : v;
+  if constexpr (kStep == 1) return v[0];
+  else return Max<kStep / 2>(v);
+}
+
+template <int kStep = kLanes / 2>
+[[gnu::always_inline]] inline float Sum(Vec v) {
+  v += Rotate<kStep>(v, std::make_integer_sequence<int, kLanes>{});
+  if constexpr (kStep == 1) return v[0];
+  else return Sum<kStep / 2>(v);
 }
 
 // e^x for x <= 0, to about one unit in the last place; 0 below -87 (and for -infinity).
