@@ -93,6 +93,7 @@ class Programs:
         self._spec, self._dtype = spec, jax.tree.leaves(params)[0].dtype
         self._buckets = buckets
         self._score_prompts, self._swaps = score_prompts, swaps
+        self.compiler_options: dict[str, bool | int | str] | None = None  # XLA's, for programs yet to be compiled
         self._compiled: dict[Key, Callable] = {}
 
     def keys(self) -> list[Key]:
@@ -146,7 +147,7 @@ class Programs:
             uses_counts=_flags(C),
         )
         fn = functools.partial(admit, windows=self._windows)
-        return jax.jit(fn, donate_argnums=0).lower(self._state, new).compile()
+        return jax.jit(fn, donate_argnums=0).lower(self._state, new).compile(self.compiler_options)
 
     def _compile_fork(self) -> Callable:
         C = ADMIT_WIDTH
@@ -162,23 +163,23 @@ class Programs:
             uses_counts=_flags(C),
         )
         fn = functools.partial(fork, self._graph)
-        return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, self._hidden(C), new).compile()
+        return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, self._hidden(C), new).compile(self.compiler_options)
 
     def _compile_reorder(self) -> Callable:
         C = MAX_BEAM_WIDTH
         fn = jax.jit(reorder, donate_argnums=0)
-        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _ints(C)).compile()
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _ints(C)).compile(self.compiler_options)
 
     def _compile_pick(self, num_tokens: int) -> Callable:
-        return jax.jit(pick).lower(self._hidden(num_tokens), _ints(ADMIT_WIDTH)).compile()
+        return jax.jit(pick).lower(self._hidden(num_tokens), _ints(ADMIT_WIDTH)).compile(self.compiler_options)
 
     def _compile_settle(self) -> Callable:
         C = ADMIT_WIDTH
         fn = jax.jit(functools.partial(settle, windows=self._windows), donate_argnums=0)
-        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C)).compile()
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C)).compile(self.compiler_options)
 
     def _compile_compact(self) -> Callable:
-        return jax.jit(compact_pages, donate_argnums=0).lower(self._state).compile()
+        return jax.jit(compact_pages, donate_argnums=0).lower(self._state).compile(self.compiler_options)
 
     def _compile_stats(self) -> Callable:
         rows = self._state.rows
@@ -187,19 +188,19 @@ class Programs:
             # The keys and values of the last token that a row can have are never needed.
             return stats(pages), usage(pages, num_computed, max_tokens - 1)
 
-        return jax.jit(page_stats).lower(self._state.pages, rows.num_computed, rows.max_tokens).compile()
+        return jax.jit(page_stats).lower(self._state.pages, rows.num_computed, rows.max_tokens).compile(self.compiler_options)
 
     def _compile_swap_out(self) -> Callable:
-        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH), _ints(SWAP_WIDTH)).compile()
+        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH), _ints(SWAP_WIDTH)).compile(self.compiler_options)
 
     def _compile_swap_in(self) -> Callable:
         index = _ints(SWAP_WIDTH)
         blocks, _ = jax.eval_shape(swap_out, self._state, _ints(), index, index)
         fn = jax.jit(functools.partial(swap_in, windows=self._windows), donate_argnums=0)
-        return fn.lower(self._state, _ints(), index, index, blocks, _ints(), _ints()).compile()
+        return fn.lower(self._state, _ints(), index, index, blocks, _ints(), _ints()).compile(self.compiler_options)
 
     def _compile_look_ahead(self) -> Callable:
-        return jax.jit(look_ahead).lower(self._state).compile()
+        return jax.jit(look_ahead).lower(self._state).compile(self.compiler_options)
 
     def _compile_decode(self, num_lanes: int) -> Callable:
         fn = functools.partial(
@@ -212,15 +213,15 @@ class Programs:
         lowered = jax.jit(fn, donate_argnums=1).lower(
             self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), _flags()
         )
-        return lowered.compile()
+        return lowered.compile(self.compiler_options)
 
     def _compile_mixed(self, num_tokens: int, num_lanes: int) -> Callable:
         fn = functools.partial(
             mixed_step, self._graph, num_tokens=num_tokens, backend=self._backend, windows=self._windows
         )
         lowered = jax.jit(fn, donate_argnums=1).lower(self._params, self._state, _ints(num_lanes), _ints(num_lanes))
-        return lowered.compile()
+        return lowered.compile(self.compiler_options)
 
     def _compile_score(self, num_tokens: int) -> Callable:
         fn = functools.partial(score_prompt, self._graph)
-        return jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens)).compile()
+        return jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens)).compile(self.compiler_options)

@@ -28,7 +28,7 @@ from tests.engine.hybrid_test import (
     poison,
 )
 from tests.engine.swap_test import assert_nothing_left, count_computed, preempt, run_preempting
-from tests.engine.tiny import params, random_prompts, run, tokens
+from tests.engine.tiny import params, random_prompts, run, share_programs, tokens
 
 SPECS = {"four groups": HYBRID, "two groups": TWO_GROUPS, "one group": ALL_WINDOWED}
 PROMPTS = random_prompts(5, 3, 60, seed=71)
@@ -376,7 +376,7 @@ def test_a_snapshot_with_swapped_out_sequences_goes_on(spec, tmp_path):
     preempt(engine, 2)
     assert any(saved.last_pages for saved in engine._tier.saved.values())
     engine.save(tmp_path / "s")
-    restored = restore_engine(tmp_path / "s", model(spec), progress=False)
+    restored = share_programs(restore_engine(tmp_path / "s", model(spec), progress=False))
     assert diff_states(restored.runner.state, engine.runner.state) is None
     outputs = []
     for each in (engine, restored):

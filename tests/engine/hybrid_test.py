@@ -17,7 +17,7 @@ from pagedjax.engine import Engine, diff_states, restore_engine
 from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.models import Gemma3, Llama
 from pagedjax.weights import LoadedModel
-from tests.engine.tiny import EOS, assert_clean, params, random_prompts, run, tokens
+from tests.engine.tiny import EOS, assert_clean, params, random_prompts, run, share_programs, tokens
 from tests.engine.tiny import make_engine as make_tiny_engine
 from tests.models.gemma_test import gemma_spec
 from tests.models.harness import random_checkpoint, tiny_spec
@@ -212,7 +212,7 @@ def test_a_snapshot_in_mid_flight_goes_on(tmp_path):
     for _ in range(6):
         engine.step()
     engine.save(tmp_path / "s")
-    restored = restore_engine(tmp_path / "s", model(HYBRID), progress=False)
+    restored = share_programs(restore_engine(tmp_path / "s", model(HYBRID), progress=False))
     assert diff_states(restored.runner.state, engine.runner.state) is None
     pages = restored.runner.state.pages
     used = np.arange(pages.max_pages_per_row) < np.asarray(pages.num_pages)[:, None]

@@ -85,7 +85,7 @@ def saved(tmp_path_factory):
 def test_a_restored_engine_goes_on_token_for_token(saved, tmp_path):
     folder, engine, done = saved
     copy = {k: merge(None, v) for k, v in done.items()}
-    restored = restore_engine(folder, tiny.loaded(), progress=False)
+    restored = tiny.share_programs(restore_engine(folder, tiny.loaded(), progress=False))
     assert restored.runner.check() == []
     assert diff_states(restored.runner.state, engine.runner.state) is None
     assert restored.request_ids == engine.request_ids
@@ -213,7 +213,7 @@ def test_text_goes_on_where_it_was(tmp_path):
         steps(engine, num, done)
         engine.save(tmp_path / str(num))
         engine.abort("r")
-        restored = restore_engine(tmp_path / str(num), loaded, progress=False)
+        restored = tiny.share_programs(restore_engine(tmp_path / str(num), loaded, progress=False))
         assert finish(restored, done)["r"].outputs[0] == expected
 
 
