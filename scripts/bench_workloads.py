@@ -108,7 +108,13 @@ def vllm_side(names: list[str], dtype: str) -> dict[str, float]:
         tensors = {k: v.contiguous() for k, v in model.state_dict().items() if k != "lm_head.weight"}  # it is tied
         save_file(tensors, f"{folder}/model.safetensors", metadata={"format": "pt"})
         llm = LLM(
-            folder, dtype=dtype, max_model_len=2048, max_num_seqs=64, skip_tokenizer_init=True, enable_prefix_caching=True
+            folder,
+            dtype=dtype,
+            max_model_len=2048,
+            max_num_seqs=64,
+            skip_tokenizer_init=True,
+            enable_prefix_caching=True,
+            gpu_memory_utilization=0.3,  # of the host's memory: far more pages than the workloads need
         )
     seconds = {}
 
@@ -138,7 +144,7 @@ def _run_side(python: str, side: str) -> dict[str, float]:
     print(f"running {side} ...", flush=True)
     command = [python, __file__, f"--side={side}", f"--workloads={','.join(_NAMES.value)}", f"--dtype={_DTYPE.value}"]
     out = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
-    return json.loads(out.splitlines()[-1])
+    return json.loads([line for line in out.splitlines() if line.startswith("{")][-1])
 
 
 def _report(runs: dict[str, list[dict[str, float]]]) -> dict:
