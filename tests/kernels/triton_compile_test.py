@@ -22,7 +22,7 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed (extra pagedjax[triton])"
 )
 
-ROWS, MAX_PAGES, KV_HEADS, PAGE = 8, 64, 2, 16
+ROWS, MAX_PAGES, KV_HEADS = 8, 64, 2
 TYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -38,6 +38,7 @@ class Shape(NamedTuple):
     """Attributes:
     q_dtype, kv_dtype, head_dim, group: what tiles follow from.
     features: window, soft cap and sinks, all or none.
+    page: tokens a page; with 16 a tile of keys is several pages.
     """
 
     q_dtype: str
@@ -45,17 +46,21 @@ class Shape(NamedTuple):
     head_dim: int
     group: int
     features: bool = True
+    page: int = 16
 
 
 SHAPES = [
     Shape("bfloat16", "bfloat16", 64, 1),
     Shape("bfloat16", "bfloat16", 80, 1),
     Shape("bfloat16", "bfloat16", 128, 4, False),
+    Shape("bfloat16", "bfloat16", 128, 4, True, 64),
+    Shape("bfloat16", "bfloat16", 64, 3, True, 7),
     Shape("float16", "float16", 128, 8),
     Shape("bfloat16", "bfloat16", 128, 128),
     Shape("bfloat16", "bfloat16", 256, 4),
     Shape("bfloat16", "bfloat16", 256, 64),
     Shape("bfloat16", "int8", 128, 4),
+    Shape("bfloat16", "int8", 128, 4, True, 64),
     Shape("bfloat16", "int8", 128, 32),
     Shape("float16", "int8", 256, 4),
     Shape("bfloat16", "int8", 256, 64),
@@ -74,7 +79,7 @@ def arguments(shape: Shape, num_tokens: int) -> tuple[tuple, dict]:
     """Shapes of a call of paged_attention: (positional, keyword)."""
     of = jax.ShapeDtypeStruct
     padded = -(-shape.head_dim // 64) * 64 if shape.head_dim != 80 else 128
-    pages = (2, 300, PAGE, 2 * KV_HEADS, padded)
+    pages = (2, 300, shape.page, 2 * KV_HEADS, padded)
     quantized = shape.kv_dtype in ("int8", "float8_e4m3fn")
     cache = KVCache(of(pages, jnp.dtype(shape.kv_dtype)), of(pages[:-1], jnp.float32) if quantized else None)
     heads = KV_HEADS * shape.group
