@@ -6,18 +6,16 @@ The kernels are in triton_kernels.py, which imports triton; here everything of t
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pagedjax_kernels import triton_call
 from pagedjax_kernels.cache import FLOAT_DTYPES, QUANTIZED_DTYPES, KVCache
-from pagedjax_kernels.hardware import Hardware, current_hardware
+from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
-MIN_CAPABILITY = (8, 0)
-FP8_CAPABILITY = (8, 9)
 MAX_SPLITS = 32
 """Splits of a decode row, at most: what they hand to the reduction is B * H * 32 * (D + 2) floats in memory."""
 
@@ -35,26 +33,11 @@ class Tiling(NamedTuple):
     stages: int
 
 
-@functools.cache
-def _why_not_installed() -> str | None:
-    """Imports what is needed, once: a package that is there may still not load."""
-    for name in ("triton", "jax_triton"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            return f"{name} does not import ({error}): install the extra pagedjax[triton]"
-    return None
-
-
 def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
     """The reason why this backend cannot serve, or None."""
-    if hardware.platform != "gpu" or hardware.compute_capability is None:
-        return "for NVIDIA GPUs only"
-    capability = ".".join(str(n) for n in hardware.compute_capability)
-    if hardware.compute_capability < MIN_CAPABILITY:
-        return f"needs compute capability 8.0 or higher (Ampere), this GPU has {capability}"
-    if case.kv_dtype == "float8_e4m3fn" and hardware.compute_capability < FP8_CAPABILITY:
-        return f"float8_e4m3fn pages need compute capability 8.9 or higher, this GPU has {capability}"
+    reason = triton_call.why_not_here(hardware, case.kv_dtype)
+    if reason is not None:
+        return reason
     if case.q_dtype not in FLOAT_DTYPES:
         return f"queries must be {', '.join(FLOAT_DTYPES)}, got {case.q_dtype}"
     if case.head_dim % 16 or not 16 <= case.head_dim <= 256:
@@ -63,7 +46,7 @@ def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
     limit = prefill_tiling(case).block_m  # a tile takes at least one query
     if group > limit:
         return f"at most {limit} query heads per KV head for {case.q_dtype} over {case.kv_dtype}, got {group}"
-    return _why_not_installed()
+    return triton_call.why_not_installed()
 
 
 def _power_of_two(n: int) -> int:
@@ -138,26 +121,8 @@ def constants(cache: KVCache, case: AttentionCase, tiling: Tiling) -> dict[str, 
     }
 
 
-def launch(
-    kernel: str, *args: jax.Array, out_shape: Any, grid: tuple[int, ...], zeroed: bool = False, **options
-) -> Any:
-    """Calls a kernel of triton_kernels.py by name. Tests put the interpreter here."""
-    import jax_triton
-
-    from pagedjax_kernels.paged_attention import triton_kernels
-
-    capability = current_hardware().compute_capability
-    assert capability is not None  # why_not_triton has seen to it
-    return jax_triton.triton_call(
-        *args,
-        kernel=getattr(triton_kernels, kernel),
-        out_shape=out_shape,
-        grid=grid,
-        name=f"paged_attention_{kernel}",
-        compute_capability=10 * capability[0] + capability[1],
-        zeroed_outputs=(0,) if zeroed else (),
-        **options,
-    )
+launch = functools.partial(triton_call.launch, "pagedjax_kernels.paged_attention.triton_kernels")
+"""Calls a kernel of triton_kernels.py by name. Tests put the interpreter here."""
 
 
 def _decode(
