@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import KVCache, init_cache
+from pagedjax_kernels import KVCache, init_cache, tuning
 from pagedjax_kernels.copy_pages import triton as copy_backend
 from pagedjax_kernels.copy_pages.reference import copy_pages_reference
 
@@ -220,3 +220,29 @@ def _copy_in_a_large_pool() -> None:
 
 def test_copies_in_a_pool_of_more_than_2_to_31_words(worker):
     worker(_copy_in_a_large_pool)
+
+
+def _other_sizes() -> None:
+    """Fewer, shorter and longer splits than heuristics make: results, and their independence of the other rows."""
+    q_lens, kv_lens = [1, 1, 40, 1], [900, 64, 140, 333]
+    call = make_call(q_lens, kv_lens, num_kv_heads=1, num_tokens=43)
+    for block, splits, span in ((16, 4, 48), (128, 2, 128)):
+        decode = {"block_n": block, "warps": 2, "stages": 2, "splits": splits, "min_span": span}
+        prefill = {"block_m": 16, "block_n": block, "warps": 2, "stages": 2}
+        with tuning.forced({"triton.decode": decode, "triton.prefill": prefill}):
+            together = check(call)
+            for b in (0, 3):
+                first, one = int(call.cu_q_lens[b]), jnp.arange(2, dtype=jnp.int32)
+                alone = dataclasses.replace(
+                    call,
+                    q=call.q[first : first + 1],
+                    page_table=call.page_table[b : b + 1, : -(-kv_lens[b] // 16)],
+                    kv_lens=call.kv_lens[b : b + 1],
+                    cu_q_lens=one,
+                )
+                got = triton_interpreter.attention(alone, max_q_len=1)
+                np.testing.assert_array_equal(got[0], together[first])
+
+
+def test_tuned_sizes(worker):
+    worker(_other_sizes)

@@ -11,13 +11,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels import triton_call
+from pagedjax_kernels import triton_call, tuning
 from pagedjax_kernels.cache import FLOAT_DTYPES, QUANTIZED_DTYPES, KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
-MAX_SPLITS = 32
-"""Splits of a decode row, at most: what they hand to the reduction is B * H * 32 * (D + 2) floats in memory."""
 
 
 class Tiling(NamedTuple):
@@ -33,6 +31,21 @@ class Tiling(NamedTuple):
     stages: int
 
 
+class DecodeTiling(NamedTuple):
+    """Attributes:
+    block_m, block_n, warps, stages: as in Tiling.
+    splits: of a row, at most: what they hand to the reduction is B * H * splits * (D + 2) floats in memory.
+    min_span: the fewest keys of a split, a multiple of block_n.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    splits: int
+    min_span: int
+
+
 def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
     """The reason why this backend cannot serve, or None."""
     reason = triton_call.why_not_here(hardware, case.kv_dtype)
@@ -43,7 +56,7 @@ def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
     if case.head_dim % 16 or not 16 <= case.head_dim <= 256:
         return f"the head dim must be a multiple of 16, 16 to 256, got {case.head_dim}"
     group = case.num_heads // case.num_kv_heads
-    limit = prefill_tiling(case).block_m  # a tile takes at least one query
+    limit = _prefill_heuristics(case).block_m  # a tile takes at least one query
     if group > limit:
         return f"at most {limit} query heads per KV head for {case.q_dtype} over {case.kv_dtype}, got {group}"
     return triton_call.why_not_installed()
@@ -74,16 +87,21 @@ def _plain(case: AttentionCase) -> bool:
     return case.kv_dtype not in QUANTIZED_DTYPES and case.head_dim == _power_of_two(case.head_dim)
 
 
-def decode_tiling(case: AttentionCase) -> Tiling:
-    """Bandwidth is all: enough bytes in flight, and several programs on an SM. tl.dot wants 16 rows."""
-    rows = max(16, _power_of_two(case.num_heads // case.num_kv_heads))
+def decode_tiling(case: AttentionCase) -> DecodeTiling:
+    """Measured on this device, or: bandwidth is all, so enough bytes in flight, and several programs on an SM."""
+    group = _power_of_two(case.num_heads // case.num_kv_heads)
+    rows = max(16, group)  # tl.dot wants 16
     if _in_f32(case):
-        return Tiling(rows, 32 if case.head_dim <= 64 else 16, 8, _stages(case))
-    keys = 64 if case.head_dim <= 64 and _plain(case) else 32
-    return Tiling(rows, keys, 4 if rows <= 32 else 8, _stages(case))
+        keys, warps = 32 if case.head_dim <= 64 else 16, 8
+    else:
+        keys, warps = 64 if case.head_dim <= 64 and _plain(case) else 32, 4 if rows <= 32 else 8
+    # A split writes and reads 8 bytes per head and element, which with 16-bit pages is at most 3 % of what it reads of
+    # them: 2 * G / span.
+    tiling = DecodeTiling(rows, keys, warps, _stages(case), splits=32, min_span=64 * max(4, group))
+    return tuning.configured("triton.decode", case.shape_class, tiling)
 
 
-def prefill_tiling(case: AttentionCase) -> Tiling:
+def _prefill_heuristics(case: AttentionCase) -> Tiling:
     """Keys and values are shared by as many queries as registers allow."""
     if _in_f32(case):
         return Tiling(32, 32 if case.head_dim <= 64 else 16, 8, _stages(case))
@@ -94,13 +112,12 @@ def prefill_tiling(case: AttentionCase) -> Tiling:
     return Tiling(128 if narrow else 64, keys, 8, _stages(case))
 
 
-def min_span(case: AttentionCase) -> int:
-    """The fewest keys of a split. A split writes and reads 8 bytes per head and element, which with 16-bit pages is at
-    most 3 % of what it reads of them: 2 * G / span."""
-    return 64 * max(4, _power_of_two(case.num_heads // case.num_kv_heads))
+def prefill_tiling(case: AttentionCase) -> Tiling:
+    """Measured on this device, or what heuristics say."""
+    return tuning.configured("triton.prefill", case.shape_class, _prefill_heuristics(case))
 
 
-def constants(cache: KVCache, case: AttentionCase, tiling: Tiling) -> dict[str, Any]:
+def constants(cache: KVCache, case: AttentionCase, tiling: Tiling | DecodeTiling) -> dict[str, Any]:
     """What both attention kernels are specialised on."""
     return {
         "HEADS": case.num_heads,
@@ -139,8 +156,8 @@ def _decode(
     rows, heads, dim = table.shape[0], case.num_heads, case.head_dim
     tiling = decode_tiling(case)
     shared: dict[str, Any] = {
-        "SPLITS": min(MAX_SPLITS, -(-case.max_pages * case.page_size // min_span(case))),
-        "MIN_SPAN": min_span(case),
+        "SPLITS": min(tiling.splits, -(-case.max_pages * case.page_size // tiling.min_span)),
+        "MIN_SPAN": tiling.min_span,
     }
     splits = (rows, heads, shared["SPLITS"])
     partial = launch(
@@ -165,7 +182,7 @@ def _decode(
         SINKS=case.sinks,
         BLOCK_N=tiling.block_n,
         # Not as many as there are: the order of the sum would then depend on the page table's width.
-        BLOCK_S=MAX_SPLITS,
+        BLOCK_S=tiling.splits,
         BLOCK_D=_power_of_two(dim),
         **shared,
     )

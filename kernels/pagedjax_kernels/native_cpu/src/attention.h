@@ -1,6 +1,6 @@
 // Paged attention: online softmax over blocks of keys, in float32.
 //
-// A query's result does not depend on what else is in the call: blocks of kBlock keys and chunks of kChunk lie at fixed
+// A query's result does not depend on what else is in the call: blocks of kBlock keys and chunks of a few lie at fixed
 // places of a row, each chunk is summed up on its own, and chunks are merged in their order, whoever computed them.
 #pragma once
 
@@ -14,7 +14,6 @@
 namespace pagedjax {
 
 constexpr int kBlock = 64;
-constexpr int kChunk = 512;
 constexpr int kSlice = 64;      // head dims that are transposed at once
 constexpr int kMaxDim = 256;
 constexpr int kTileRows = 32;   // query vectors that share the conversion of a block
@@ -34,6 +33,7 @@ struct AttentionArgs {
   int64_t T, H, D, B, P, S, K, Dc;
   int window;                 // 0: all
   float scale, soft_cap;      // soft_cap 0: off
+  int chunk;                  // keys that are summed up on their own: a multiple of kBlock
 };
 
 // Tokens of a row that are computed together: queries [first, last) of the row, heads [head, last_head), keys of one
@@ -74,7 +74,7 @@ class Attention {
           for (int k = 0; k < a_.K; k++)
             units_.push_back({b, i, std::min(i + tile, queries), k, k + 1, -1, -1});
       else if (queries > 0 && length > 0)
-        num_parts += (length - 1) / kChunk - FirstKey(length - queries) / kChunk + 1;
+        num_parts += (length - 1) / a_.chunk - FirstKey(length - queries) / a_.chunk + 1;
     }
     // All heads of a token adjoin in memory: they are taken apart only where threads would idle.
     const int heads = num_parts + static_cast<int64_t>(units_.size()) >= 4 * threads ? a_.K : 1;
@@ -85,7 +85,7 @@ class Attention {
         Zero(a_.cu_q_lens[b], a_.cu_q_lens[b + 1]);
         continue;
       }
-      const int first = FirstKey(length - queries) / kChunk, last = (length - 1) / kChunk;
+      const int first = FirstKey(length - queries) / a_.chunk, last = (length - 1) / a_.chunk;
       for (int k = 0; k < a_.K; k += heads) {
         const int slot = last > first ? static_cast<int>(parts_.size()) : -1;
         if (slot >= 0) parts_.push_back({num_slots, first, last - first + 1});
@@ -147,12 +147,12 @@ class Attention {
     const int64_t M = (u.last - u.first) * group_;
     const int length = a_.kv_lens[u.row], queries = a_.cu_q_lens[u.row + 1] - a_.cu_q_lens[u.row];
     const int begin = FirstKey(length - queries + u.first), end = length - queries + u.last;
-    const int first = u.chunk >= 0 ? u.chunk : begin / kChunk;
+    const int first = u.chunk >= 0 ? u.chunk : begin / a_.chunk;
     Scratch& s = Prepare(M * (u.last_head - u.head));
     for (int k = u.head; k < u.last_head; k++) LoadQueries(u, k, s.q + (k - u.head) * M * PaddedDim());
-    for (int chunk = first; chunk * kChunk < end && (u.chunk < 0 || chunk == first); chunk++) {
+    for (int chunk = first; chunk * a_.chunk < end && (u.chunk < 0 || chunk == first); chunk++) {
       const Sums sums = chunk == first ? s.sums : s.chunk;
-      OneChunk(u, std::max(begin, chunk * kChunk), std::min(end, (chunk + 1) * kChunk), M, s, sums);
+      OneChunk(u, std::max(begin, chunk * a_.chunk), std::min(end, (chunk + 1) * a_.chunk), M, s, sums);
       if (chunk > first) Merge(M * (u.last_head - u.head), s.chunk, s.sums);
     }
     if (u.slot < 0) {
@@ -220,7 +220,7 @@ class Attention {
     std::fill(all.total, all.total + size, 0.0f);
     std::fill(all.value, all.value + size * D, 0.0f);
     Ahead ahead = Lines(u, low, std::min(high, low / kBlock * kBlock + kBlock));
-    Fetch(ahead, kChunk);
+    Fetch(ahead, a_.chunk);
     for (int block = low / kBlock * kBlock; block < high; block += kBlock) {
       const int first = std::max(low, block) - block, last = std::min(high, block + kBlock) - block;
       ahead = Lines(u, block + kBlock, std::min(high, block + 2 * kBlock));
