@@ -5,7 +5,8 @@ from __future__ import annotations
 import logging
 
 import pytest
-from pagedjax_kernels import dispatch
+from pagedjax_kernels import dispatch, triton_call
+from pagedjax_kernels.copy_pages import triton as copy_triton
 from pagedjax_kernels.hardware import Hardware, current_hardware
 from pagedjax_kernels.paged_attention import triton
 from pagedjax_kernels.paged_attention.case import AttentionCase
@@ -65,14 +66,30 @@ def test_triton_says_why_not(reason, hardware, change, monkeypatch):
     def gone(name):
         raise ImportError("gone")
 
-    monkeypatch.setattr(triton.importlib, "import_module", gone)
-    triton._why_not_installed.cache_clear()
+    monkeypatch.setattr(triton_call.importlib, "import_module", gone)
+    triton_call._why_not_installed.cache_clear()
     assert reason in triton.why_not_triton(hardware, PLAIN._replace(**change))
-    triton._why_not_installed.cache_clear()
+    triton_call._why_not_installed.cache_clear()
 
 
 def test_triton_serves_where_it_can(monkeypatch):
-    monkeypatch.setattr(triton, "_why_not_installed", lambda: None)
+    monkeypatch.setattr(triton_call, "_why_not_installed", lambda: None)
     for capability in ((8, 0), (9, 0), (10, 0)):
         assert triton.why_not_triton(Hardware("gpu", "some", capability), PLAIN) is None
     assert triton.why_not_triton(Hardware("gpu", "L4", (8, 9)), PLAIN._replace(kv_dtype="float8_e4m3fn")) is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "hardware", "case"),
+    [
+        ("for NVIDIA GPUs only", Hardware("cpu", "cpu"), ("float32", 64, 2)),
+        ("this GPU has 7.5", Hardware("gpu", "T4", (7, 5)), ("float32", 64, 2)),
+        ("float8_e4m3fn pages need", Hardware("gpu", "A100", (8, 0)), ("float8_e4m3fn", 64, 2)),
+        ("must be a multiple of 4 bytes, got 6", H100, ("int8", 6, 2)),
+        ("at most 65535 layers, got 70000", H100, ("int8", 64, 70000)),
+    ],
+)
+def test_copies_by_triton_say_why_not(reason, hardware, case, monkeypatch):
+    monkeypatch.setattr(triton_call, "_why_not_installed", lambda: None)
+    assert reason in copy_triton.why_not_triton(hardware, copy_triton.CopyCase(*case))
+    assert copy_triton.why_not_triton(H100, copy_triton.CopyCase("float8_e4m3fn", 64, 2)) is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import pathlib
@@ -13,7 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import KVCache, dispatch, paged_attention
+from pagedjax_kernels import KVCache, dispatch, paged_attention, triton_call
+from pagedjax_kernels.copy_pages import triton as copy_backend
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention import api
 from pagedjax_kernels.paged_attention import triton as backend
@@ -22,7 +24,7 @@ needs_triton = pytest.mark.skipif(
     importlib.util.find_spec("triton") is None, reason="triton is not installed (extra pagedjax[triton])"
 )
 
-ROWS, MAX_PAGES, KV_HEADS, PAGE = 8, 64, 2, 16
+ROWS, MAX_PAGES, KV_HEADS = 8, 64, 2
 TYPES = {
     "bfloat16": "bf16",
     "float16": "fp16",
@@ -38,6 +40,7 @@ class Shape(NamedTuple):
     """Attributes:
     q_dtype, kv_dtype, head_dim, group: what tiles follow from.
     features: window, soft cap and sinks, all or none.
+    page: tokens a page; with 16 a tile of keys is several pages.
     """
 
     q_dtype: str
@@ -45,17 +48,21 @@ class Shape(NamedTuple):
     head_dim: int
     group: int
     features: bool = True
+    page: int = 16
 
 
 SHAPES = [
     Shape("bfloat16", "bfloat16", 64, 1),
     Shape("bfloat16", "bfloat16", 80, 1),
     Shape("bfloat16", "bfloat16", 128, 4, False),
+    Shape("bfloat16", "bfloat16", 128, 4, True, 64),
+    Shape("bfloat16", "bfloat16", 64, 3, True, 7),
     Shape("float16", "float16", 128, 8),
     Shape("bfloat16", "bfloat16", 128, 128),
     Shape("bfloat16", "bfloat16", 256, 4),
     Shape("bfloat16", "bfloat16", 256, 64),
     Shape("bfloat16", "int8", 128, 4),
+    Shape("bfloat16", "int8", 128, 4, True, 64),
     Shape("bfloat16", "int8", 128, 32),
     Shape("float16", "int8", 256, 4),
     Shape("bfloat16", "int8", 256, 64),
@@ -74,7 +81,7 @@ def arguments(shape: Shape, num_tokens: int) -> tuple[tuple, dict]:
     """Shapes of a call of paged_attention: (positional, keyword)."""
     of = jax.ShapeDtypeStruct
     padded = -(-shape.head_dim // 64) * 64 if shape.head_dim != 80 else 128
-    pages = (2, 300, PAGE, 2 * KV_HEADS, padded)
+    pages = (2, 300, shape.page, 2 * KV_HEADS, padded)
     quantized = shape.kv_dtype in ("int8", "float8_e4m3fn")
     cache = KVCache(of(pages, jnp.dtype(shape.kv_dtype)), of(pages[:-1], jnp.float32) if quantized else None)
     heads = KV_HEADS * shape.group
@@ -104,14 +111,13 @@ def launches(shape: Shape, monkeypatch) -> list[tuple[str, list[str], dict]]:
     return found
 
 
-def compiled(capability: int, kernel: str, dtypes: list[str], options: dict):
+def compiled(capability: int, kernel: str, dtypes: list[str], options: dict, op: str = "paged_attention"):
     """The kernel as jax-triton compiles it: every array starts at a multiple of 16 bytes."""
     import triton
-    from pagedjax_kernels.paged_attention import triton_kernels
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    function = getattr(triton_kernels, kernel)
+    function = getattr(importlib.import_module(f"pagedjax_kernels.{op}.triton_kernels"), kernel)
     names = ("num_warps", "num_stages")
     fixed = {k: v for k, v in options.items() if k not in names}
     signature = {n: "*" + TYPES[d] for n, d in zip(function.arg_names, dtypes, strict=False)}
@@ -167,11 +173,37 @@ def test_nothing_spills_and_shared_memory_suffices(shape, capability, monkeypatc
 
 
 @needs_triton
+@pytest.mark.parametrize("capability", SHARED)
+def test_pages_are_copied_16_bytes_at_a_time(capability, monkeypatch, tmp_path):
+    found = []
+
+    def record(kernel, *args, out_shape, grid, in_place, **options):
+        found.append((kernel, [a.dtype.name for a in (*args, out_shape)], options))
+        return args[0]
+
+    monkeypatch.setattr(copy_backend, "launch", record)
+    ids = jax.ShapeDtypeStruct((4,), jnp.int32)
+    shapes = (Shape("bfloat16", "int8", 128, 4), Shape("bfloat16", "float8_e4m3fn", 64, 1), SHAPES[0])
+    caches = [arguments(shape, ROWS)[0][1] for shape in shapes]
+    jax.eval_shape(lambda caches, ids: [copy_backend.copy_pages_triton(c, ids, ids) for c in caches], caches, ids)
+    assert len(found) == 5  # two of them with scales
+    for kernel, dtypes, options in found:
+        if "float8_e4m3fn" in dtypes and capability < 89:
+            continue  # refused
+        result = compiled(capability, kernel, dtypes, options, "copy_pages")
+        _, stack = resources(result.asm["cubin"], tmp_path)
+        assert (stack, result.metadata.shared) == (0, 0)
+        if dtypes[0] != "float32":  # scales are too few for that: a word for each thread
+            assert "ld.global.v4" in result.asm["ptx"]
+            assert "st.global.v4" in result.asm["ptx"]
+
+
+@needs_triton
 def test_jax_lowers_the_calls_for_cuda(monkeypatch):
     pytest.importorskip("jax_triton", reason="jax_triton does not import: it needs the extras triton and cuda")
     gpu = Hardware("gpu", "NVIDIA H200", (9, 0))
     monkeypatch.setattr(dispatch, "current_hardware", lambda: gpu)
-    monkeypatch.setattr(backend, "current_hardware", lambda: gpu)
+    monkeypatch.setattr(triton_call, "current_hardware", lambda: gpu)
     args, features = arguments(Shape("bfloat16", "bfloat16", 128, 4), 40)
     call = jax.jit(lambda args, features: paged_attention(*args, **features, soft_cap=5.0))
     text = call.trace(args, features).lower(lowering_platforms=("cuda",)).as_text()

@@ -7,13 +7,16 @@ import dataclasses
 import importlib.util
 import multiprocessing
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from pagedjax_kernels import KVCache
+from pagedjax_kernels import KVCache, init_cache, tuning
+from pagedjax_kernels.copy_pages import triton as copy_backend
+from pagedjax_kernels.copy_pages.reference import copy_pages_reference
 
 from tests.kernels import triton_interpreter
-from tests.kernels.harness import make_call
+from tests.kernels.harness import as_on_a_gpu, make_call
 from tests.kernels.paged_attention_test import FACTORS, TOLERANCE, lengths, pairwise
 from tests.oracles import attention_oracle
 
@@ -170,3 +173,76 @@ def _batch_mates() -> None:
 def test_a_row_does_not_depend_on_the_others(worker):
     """Bit for bit, over numbers of rows and widths of the page table."""
     worker(_batch_mates)
+
+
+def _copies() -> None:
+    rng = np.random.default_rng(0)
+    for dtype in ("float32", "bfloat16", "float16", "int8", "float8_e4m3fn"):
+        for size, dim in ((4, 64), (3, 80)):  # a page of 3 words less than a block, and one of several blocks
+            like = jax.eval_shape(lambda s=size, d=dim, t=dtype: init_cache(3, 6, s, 40, d, t))
+            cache = jax.tree.map(lambda x: jnp.asarray(rng.integers(0, 100, x.shape).astype(x.dtype)), like)
+            cache = as_on_a_gpu(cache)
+            src, dst = jnp.asarray([5, 2, 0, 2], jnp.int32), jnp.asarray([6, 4, 7, 1], jnp.int32)  # 6, 7 are padding
+            got = copy_backend.copy_pages_triton(cache, src, dst)
+            want = copy_pages_reference(cache, src, dst)
+            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
+                assert x.dtype == y.dtype
+                np.testing.assert_array_equal(np.asarray(x).view(np.uint8), np.asarray(y).view(np.uint8))
+
+
+def test_copies_of_pages(worker):
+    worker(_copies)
+
+
+def _copy_in_a_large_pool() -> None:
+    """Pages at both ends of a pool of more than 2^31 words in its last layer. Only what is touched takes memory."""
+    size, kv_heads, dim = 256, 4, 256
+    num_pages = 2**30 // (size * 2 * kv_heads * dim) + 2
+    pages = np.zeros((2, num_pages, size, 2 * kv_heads, dim), np.int32)
+    pages[:, -1] = np.random.default_rng(0).integers(1, 100, pages[:, -1].shape)
+    launched = []
+    from pagedjax_kernels.copy_pages import triton_kernels
+
+    def in_place(kernel, pages, *args, out_shape, grid, in_place, num_warps, **options):
+        assert in_place
+        tensors = [triton_interpreter.Tensor(np.asarray(x)) for x in (pages, *args, pages)]
+        triton_kernels.copy_kernel[grid](*tensors, **options)
+        launched.append(kernel)
+        return pages
+
+    with pytest.MonkeyPatch.context() as patch:  # without the interpreter's copy of the pool
+        patch.setattr(copy_backend, "launch", in_place)
+        copy_backend._copy(pages, np.asarray([num_pages - 1], np.int32), np.asarray([num_pages - 2], np.int32))
+    assert launched == ["copy_kernel"]
+    np.testing.assert_array_equal(pages[:, -2], pages[:, -1])
+    assert not pages[:, -3].any()
+
+
+def test_copies_in_a_pool_of_more_than_2_to_31_words(worker):
+    worker(_copy_in_a_large_pool)
+
+
+def _other_sizes() -> None:
+    """Fewer, shorter and longer splits than heuristics make: results, and their independence of the other rows."""
+    q_lens, kv_lens = [1, 1, 40, 1], [900, 64, 140, 333]
+    call = make_call(q_lens, kv_lens, num_kv_heads=1, num_tokens=43)
+    for block, splits, span in ((16, 4, 48), (128, 2, 128)):
+        decode = {"block_n": block, "warps": 2, "stages": 2, "splits": splits, "min_span": span}
+        prefill = {"block_m": 16, "block_n": block, "warps": 2, "stages": 2}
+        with tuning.forced({"triton.decode": decode, "triton.prefill": prefill}):
+            together = check(call)
+            for b in (0, 3):
+                first, one = int(call.cu_q_lens[b]), jnp.arange(2, dtype=jnp.int32)
+                alone = dataclasses.replace(
+                    call,
+                    q=call.q[first : first + 1],
+                    page_table=call.page_table[b : b + 1, : -(-kv_lens[b] // 16)],
+                    kv_lens=call.kv_lens[b : b + 1],
+                    cu_q_lens=one,
+                )
+                got = triton_interpreter.attention(alone, max_q_len=1)
+                np.testing.assert_array_equal(got[0], together[first])
+
+
+def test_tuned_sizes(worker):
+    worker(_other_sizes)

@@ -6,11 +6,14 @@ the same process would be interpreted with it: use it in a worker.
 
 from __future__ import annotations
 
+import functools
+import importlib
 import os
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from pagedjax_kernels.copy_pages import triton as copy_backend
 from pagedjax_kernels.paged_attention import triton as backend
 from pagedjax_kernels.paged_attention.api import _checked
 
@@ -55,7 +58,8 @@ class Tensor:
 def start() -> None:
     """Once, in a fresh process."""
     os.environ["TRITON_INTERPRET"] = "1"
-    backend.launch = launch  # type: ignore[assignment]
+    for module in (backend, copy_backend):
+        module.launch = functools.partial(launch, *module.launch.args)  # type: ignore[assignment]
     _mend()
 
 
@@ -96,15 +100,29 @@ def _mend() -> None:
     interpreter._patch_lang_tensor = patch_lang_tensor
 
 
-def launch(kernel: str, *args, out_shape, grid, zeroed=False, num_warps=None, num_stages=None, **options):
-    """As backend.launch. What a kernel does not write is NaN."""
-    from pagedjax_kernels.paged_attention import triton_kernels
-
+def launch(
+    module: str,
+    kernel: str,
+    *args,
+    out_shape,
+    grid,
+    zeroed=False,
+    in_place=False,
+    num_warps=None,
+    num_stages=None,
+    **options,
+):
+    """As triton_call.launch. What a kernel does not write is NaN, or as it was where it works in place."""
     many = isinstance(out_shape, list)
     shapes = out_shape if many else [out_shape]
-    outs = [np.full(s.shape, 0 if zeroed else np.nan, s.dtype) for s in shapes]
-    tensors = [Tensor(np.asarray(a)) for a in args] + [Tensor(o) for o in outs]
-    getattr(triton_kernels, kernel)[grid](*tensors, **options)
+    arrays = [np.asarray(a) for a in args]
+    if in_place:
+        outs = [arrays[0].copy()]
+        arrays[0] = outs[0]
+    else:
+        outs = [np.full(s.shape, 0 if zeroed else np.nan, s.dtype) for s in shapes]
+    tensors = [Tensor(x) for x in arrays + outs]
+    getattr(importlib.import_module(module), kernel)[grid](*tensors, **options)
     results = [jnp.asarray(o) for o in outs]
     return results if many else results[0]
 

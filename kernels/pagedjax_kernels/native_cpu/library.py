@@ -16,6 +16,8 @@ import tempfile
 import jax
 import jaxlib
 
+from pagedjax_kernels.folders import cache_folder
+
 logger = logging.getLogger("pagedjax_kernels")
 
 SOURCES = pathlib.Path(__file__).parent / "src"
@@ -55,7 +57,7 @@ def _compiler() -> str | None:
 
 def _built(compiler: str) -> pathlib.Path:
     """Path of the library for these sources, this compiler, this jaxlib and this processor; builds it where it lacks."""
-    path = cache_folder() / f"pagedjax_native_{_key(compiler)}.so"
+    path = cache_folder("native") / f"pagedjax_native_{_key(compiler)}.so"
     if path.exists():
         return path
     logger.info("building the native CPU kernels with %s (a few seconds, once)", compiler)
@@ -76,12 +78,6 @@ def _built(compiler: str) -> pathlib.Path:
         subprocess.run(command, check=True, capture_output=True, text=True, timeout=TIMEOUT_SECONDS)
         target.replace(path)  # at once: another process may be doing the same
     return path
-
-
-def cache_folder() -> pathlib.Path:
-    """Where the library is kept: `native` in PAGEDJAX_CACHE, or in ~/.cache/pagedjax."""
-    root = os.environ.get("PAGEDJAX_CACHE")
-    return (pathlib.Path(root) if root else pathlib.Path.home() / ".cache" / "pagedjax") / "native"
 
 
 def _key(compiler: str) -> str:

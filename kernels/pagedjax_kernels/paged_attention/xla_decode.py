@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pagedjax_kernels import tuning
 from pagedjax_kernels.cache import KVCache
 from pagedjax_kernels.hardware import current_hardware
 from pagedjax_kernels.paged_attention import xla_softmax as softmax
@@ -30,6 +31,12 @@ class Tiling(NamedTuple):
 TILINGS = {"cpu": Tiling(8, 64), "gpu": Tiling(256, 256), "tpu": Tiling(256, 256)}
 
 
+def decode_tiling(case: AttentionCase) -> Tiling:
+    """Measured on this device, or what TILINGS says."""
+    default = TILINGS.get(current_hardware().platform, TILINGS["gpu"])
+    return tuning.configured("xla.decode", case.shape_class, default)
+
+
 def decode(
     q: jax.Array,
     pages: tuple[KVCache, jax.Array, jax.Array],
@@ -44,7 +51,7 @@ def decode(
     """
     cache, layer, page_table = pages
     num_rows = q.shape[0]
-    tiling = TILINGS.get(current_hardware().platform, TILINGS["gpu"])
+    tiling = decode_tiling(case)
     if num_rows <= tiling.rows:
         return _group(q, (cache, layer, page_table), kv_lens, window, sinks, case, tiling)
     # Longest first; what fills the last group up is no row at all: length 0, and its result is dropped.

@@ -2,18 +2,31 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from pagedjax_kernels import tuning
 from pagedjax_kernels.cache import KVCache
 from pagedjax_kernels.paged_attention import xla_softmax as softmax
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
-TILE_QUERIES = 128
-"""Queries of one row in a tile."""
-BLOCK_TOKENS = 128
-"""Keys that a tile gathers at once."""
+
+class Tiling(NamedTuple):
+    """Attributes:
+    tile_queries: queries of one row in a tile.
+    block_tokens: keys that a tile gathers at once.
+    """
+
+    tile_queries: int
+    block_tokens: int
+
+
+def prefill_tiling(case: AttentionCase) -> Tiling:
+    """Measured on this device, or what fits second-level caches."""
+    return tuning.configured("xla.prefill", case.shape_class, Tiling(128, 128))
 
 
 def prefill(
@@ -31,7 +44,7 @@ def prefill(
     for the longest. A tile may reach past its row's end; what lies there is put back as it was.
     """
     num_tokens, num_kv_heads, group, dim = q.shape
-    tile = min(TILE_QUERIES, -(-num_tokens // 8) * 8)
+    tile = min(prefill_tiling(case).tile_queries, -(-num_tokens // 8) * 8)
     q_lens = cu_q_lens[1:] - cu_q_lens[:-1]
     tiles = jnp.where(q_lens > 1, (q_lens + tile - 1) // tile, 0)
     tile_ends = jnp.cumsum(tiles, dtype=jnp.int32)
@@ -66,7 +79,7 @@ def _tile(
     cache, layer, page_table = pages
     tile, num_kv_heads, group, dim = q.shape
     size = cache.page_size
-    block_pages = max(1, BLOCK_TOKENS // size)
+    block_pages = max(1, prefill_tiling(case).block_tokens // size)
     block = block_pages * size
     table = jnp.pad(page_table[row], (0, -page_table.shape[1] % block_pages))
     # 16-bit queries and pages are multiplied as they are, summed in float32; the rest is exact in float32.

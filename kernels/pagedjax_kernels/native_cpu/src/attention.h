@@ -1,6 +1,6 @@
 // Paged attention: online softmax over blocks of keys, in float32.
 //
-// A row's result does not depend on what else is in the call: blocks of kBlock keys and chunks of kChunk lie at fixed
+// A row's result does not depend on what else is in the call: blocks of kBlock keys and chunks of a few lie at fixed
 // places of a row, each chunk is summed up on its own, and chunks are merged in their order, whoever computed them.
 #pragma once
 
@@ -97,7 +97,7 @@ class Attention {
     const int before = a_.kv_lens[u.row] - a_.Queries(u.row);
     const int low = a_.FirstKey(before + u.first), high = before + u.last;
     if (u.chunk < 0) return {low, high};
-    return {std::max(low, u.chunk * kChunk), std::min(high, (u.chunk + 1) * kChunk)};
+    return {std::max(low, u.chunk * a_.chunk), std::min(high, (u.chunk + 1) * a_.chunk)};
   }
 
   // `later` is what this thread computes next, if anything: its first keys are asked for already.
@@ -108,10 +108,10 @@ class Attention {
     const auto [low, high] = KeysOf(u);
     Block *now = &s.blocks[0], *next = &s.blocks[1];
     FindKeys(u, {low, high}, *now);
-    for (int chunk = low / kChunk; chunk * kChunk < high; chunk++) {
-      const Sums sums = chunk == low / kChunk ? s.sums : s.chunk;
+    for (int chunk = low / a_.chunk; chunk * a_.chunk < high; chunk++) {
+      const Sums sums = chunk == low / a_.chunk ? s.sums : s.chunk;
       Clear(M * (u.last_head - u.head), sums);
-      for (int start = now->start; start < std::min(high, (chunk + 1) * kChunk); start += kBlock) {
+      for (int start = now->start; start < std::min(high, (chunk + 1) * a_.chunk); start += kBlock) {
         if (start + kBlock < high)
           FindKeys(u, {start + kBlock, high}, *next);
         else if (later)
@@ -121,7 +121,7 @@ class Attention {
         OneBlock(u, *now, *next, M, s, sums);
         std::swap(now, next);
       }
-      if (chunk > low / kChunk) Merge(M * (u.last_head - u.head), s.chunk, s.sums);
+      if (chunk > low / a_.chunk) Merge(M * (u.last_head - u.head), s.chunk, s.sums);
     }
     if (u.part < 0) {
       for (int k = u.head; k < u.last_head; k++) Finish(u, k, M, Of(s.sums, (k - u.head) * M));

@@ -55,7 +55,8 @@ ffi::Error CheckRows(const AttentionArgs& a, int64_t N) {
 
 ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer kv, Floats scales, Ints layer,
                           Ints page_table, Ints kv_lens, Ints cu_q_lens, Ints window, Floats sinks,
-                          ffi::Result<ffi::AnyBuffer> out, int32_t kind, float scale, float soft_cap) {
+                          ffi::Result<ffi::AnyBuffer> out, int32_t kind, float scale, float soft_cap,
+                          int32_t chunk) {
   const auto kv_dims = kv.dimensions(), q_dims = q.dimensions(), table_dims = page_table.dimensions();
   const int64_t N = kv_dims[1], index = layer.typed_data()[0];
   AttentionArgs a;
@@ -76,6 +77,10 @@ ffi::Error PagedAttention(ffi::ThreadPool pool, ffi::AnyBuffer q, ffi::AnyBuffer
   a.window = window.typed_data()[0];
   a.scale = scale;
   a.soft_cap = soft_cap;
+  a.chunk = chunk;
+  if (chunk < kBlock || chunk % kBlock)
+    return ffi::Error::InvalidArgument("paged_attention: chunk must be a multiple of " + std::to_string(kBlock) +
+                                       ", got " + std::to_string(chunk));
   if (ffi::Error error = CheckRows(a, N); error.failure()) return error;
   switch (q.element_type()) {
     case ffi::F32: return AttendPages<F32>(kind, a, pool);
@@ -142,7 +147,8 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(pagedjax_paged_attention, pagedjax::PagedAttention
                                   .Ret<ffi::AnyBuffer>()
                                   .Attr<int32_t>("kind")
                                   .Attr<float>("scale")
-                                  .Attr<float>("soft_cap"));
+                                  .Attr<float>("soft_cap")
+                                  .Attr<int32_t>("chunk"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(pagedjax_kv_update, pagedjax::KvUpdate,
                               ffi::Ffi::Bind()

@@ -7,7 +7,6 @@
 
 namespace pagedjax {
 
-constexpr int kChunk = 512;
 constexpr int kTileRows = 32;    // query vectors that share the conversion of a block
 constexpr int kSplitTokens = 2;  // rows with at most so many queries are split by keys, the others by queries
 
@@ -23,6 +22,7 @@ struct AttentionArgs {
   int64_t T, H, D, B, P, S, K, Dc;
   int window;                 // 0: all
   float scale, soft_cap;      // soft_cap 0: off
+  int chunk;                  // keys that are summed up on their own: a multiple of kBlock
 
   int Queries(int row) const { return cu_q_lens[row + 1] - cu_q_lens[row]; }
   // The first key that a query at `position` of its row sees.
@@ -62,8 +62,8 @@ struct Plan {
   }
 
  private:
-  static int FirstChunk(const AttentionArgs& a, int b) { return a.FirstKey(a.kv_lens[b] - a.Queries(b)) / kChunk; }
-  static int LastChunk(const AttentionArgs& a, int b) { return (a.kv_lens[b] - 1) / kChunk; }
+  static int FirstChunk(const AttentionArgs& a, int b) { return a.FirstKey(a.kv_lens[b] - a.Queries(b)) / a.chunk; }
+  static int LastChunk(const AttentionArgs& a, int b) { return (a.kv_lens[b] - 1) / a.chunk; }
 
   void AddTiles(const AttentionArgs& a, int b) {
     const int tile = std::max<int>(1, kTileRows / (a.H / a.K)), queries = a.Queries(b);
