@@ -157,7 +157,11 @@ def _report(runs: dict[str, list[dict[str, float]]]) -> dict:
         for peer in best.keys() - {"pagedjax"}:
             # transformers shares nothing between prompts: it has one time for W3, with and without a cache.
             theirs = best[peer].get(label, best[peer][label[:2]])
-            row |= {f"{peer}_seconds": theirs, f"{peer}_tokens_per_s": tokens / theirs, f"ratio_{peer}": theirs / seconds}
+            row |= {
+                f"{peer}_seconds": theirs,
+                f"{peer}_tokens_per_s": tokens / theirs,
+                f"ratio_{peer}": theirs / seconds,
+            }
     return table
 
 

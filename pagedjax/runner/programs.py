@@ -163,7 +163,11 @@ class Programs:
             uses_counts=_flags(C),
         )
         fn = functools.partial(fork, self._graph)
-        return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, self._hidden(C), new).compile(self.compiler_options)
+        return (
+            jax.jit(fn, donate_argnums=1)
+            .lower(self._params, self._state, self._hidden(C), new)
+            .compile(self.compiler_options)
+        )
 
     def _compile_reorder(self) -> Callable:
         C = MAX_BEAM_WIDTH
@@ -188,10 +192,18 @@ class Programs:
             # The keys and values of the last token that a row can have are never needed.
             return stats(pages), usage(pages, num_computed, max_tokens - 1)
 
-        return jax.jit(page_stats).lower(self._state.pages, rows.num_computed, rows.max_tokens).compile(self.compiler_options)
+        return (
+            jax.jit(page_stats)
+            .lower(self._state.pages, rows.num_computed, rows.max_tokens)
+            .compile(self.compiler_options)
+        )
 
     def _compile_swap_out(self) -> Callable:
-        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH), _ints(SWAP_WIDTH)).compile(self.compiler_options)
+        return (
+            jax.jit(swap_out)
+            .lower(self._state, _ints(), _ints(SWAP_WIDTH), _ints(SWAP_WIDTH))
+            .compile(self.compiler_options)
+        )
 
     def _compile_swap_in(self) -> Callable:
         index = _ints(SWAP_WIDTH)
@@ -224,4 +236,6 @@ class Programs:
 
     def _compile_score(self, num_tokens: int) -> Callable:
         fn = functools.partial(score_prompt, self._graph)
-        return jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens)).compile(self.compiler_options)
+        return (
+            jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens)).compile(self.compiler_options)
+        )
