@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from typing import Any, NamedTuple
 
 import jax
@@ -16,13 +17,25 @@ LANE = 128
 
 MAX_HEAD_DIM = 256
 MAX_PAGE_SIZE = 256
+PLATFORMS = ("cpu", "gpu", "tpu")
 FLOAT_DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZED_DTYPES = ("int8", "float8_e4m3fn")
 # The largest magnitude that a quantised page holds: a token's head is scaled so that its largest element gets it.
 QUANTIZED_MAX = {"int8": 127.0, "float8_e4m3fn": 448.0}
-
-
 _BITS = {"uint16": "bfloat16", "uint8": "float8_e4m3fn"}
+
+
+@jax.tree_util.register_static
+class Layout(enum.Enum):
+    """How a slot's keys and values lie in `kv_pages`: static, a node without leaves in the cache's pytree."""
+
+    ROWS = "rows"
+    """K and V of a head in rows of their own, [2K, D]."""
+    PAIRS = "pairs"
+    """K and V of a head side by side in one row, [K, 2D]: on TPUs, whose rows are 128 wide, for head dims up to 64."""
+
+
+PAIRS_REFUSED = "K and V lie in pairs, as on TPUs: allocate the pages with platform='gpu'"
 
 
 class KVCache(NamedTuple):
@@ -31,12 +44,19 @@ class KVCache(NamedTuple):
     Attributes:
       kv_pages: [L, N, S, 2K, D]. The head axis is interleaved: index 2k holds K of KV head k, index 2k+1 its V, so that
         sharding that axis keeps pairs together. D is the padded head dim; the padding is zero in every written slot.
+        Layout.PAIRS: [L, N, S, K, 2D], K of a head and then its V, which is the same order of elements.
         uint16 holds the bits of bfloat16 and uint8 those of float8_e4m3fn, where XLA does not update those in place.
       scales: f32[L, N, S, 2K] for int8 and float8_e4m3fn pages (value = page element * scale), else None.
+      layout: how kv_pages is to be read.
     """
 
     kv_pages: jax.Array
     scales: jax.Array | None = None
+    layout: Layout = Layout.ROWS
+
+    @property
+    def paired(self) -> bool:
+        return self.layout is Layout.PAIRS
 
     @property
     def dtype(self) -> Any:
@@ -57,23 +77,40 @@ class KVCache(NamedTuple):
 
     @property
     def num_kv_heads(self) -> int:
-        return self.kv_pages.shape[3] // 2
+        return self.kv_pages.shape[3] // (1 if self.paired else 2)
 
     @property
     def head_dim(self) -> int:
-        return self.kv_pages.shape[4]
+        return self.kv_pages.shape[4] // (2 if self.paired else 1)
 
 
-def padded_head_dim(head_dim: int) -> int:
-    """The head dim that the pages are allocated with: multiples of 64 (and small powers of two) as they are, the rest
-    padded to a multiple of 128."""
-    if head_dim % 64 == 0 or head_dim in (8, 16, 32):
+def page_layout(head_dim: int, platform: str) -> Layout:
+    """The layout that suits a platform ("cpu", "gpu" or "tpu")."""
+    return Layout.PAIRS if platform == "tpu" and head_dim <= LANE // 2 else Layout.ROWS
+
+
+def padded_head_dim(head_dim: int, platform: str = "cpu") -> int:
+    """The head dim that the pages are allocated with on a platform.
+
+    On TPUs 64 (the half of a row) or a multiple of 128; elsewhere multiples of 64 (and small powers of two) as they are,
+    the rest padded to a multiple of 128.
+    """
+    if platform == "tpu" and head_dim <= LANE // 2:
+        return LANE // 2
+    if platform != "tpu" and (head_dim % 64 == 0 or head_dim in (8, 16, 32)):
         return head_dim
     return -(-head_dim // LANE) * LANE
 
 
 def init_cache(
-    num_layers: int, num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: Any = jnp.bfloat16
+    num_layers: int,
+    num_pages: int,
+    page_size: int,
+    num_kv_heads: int,
+    head_dim: int,
+    dtype: Any = jnp.bfloat16,
+    *,
+    platform: str | None = None,
 ) -> KVCache:
     """Allocates zeroed pages.
 
@@ -84,9 +121,12 @@ def init_cache(
       num_kv_heads: K.
       head_dim: the model's head dim, at most 256; 80 and 96 are stored as 128.
       dtype: float32, bfloat16, float16, int8 or float8_e4m3fn.
+      platform: "cpu", "gpu" or "tpu", whose layout and padding the pages get; None: where the pages are allocated. Every
+        op takes pages of every platform, or says why not.
 
     Returns:
-      KVCache with kv_pages [L, N, S, 2K, D] and, for int8 and float8_e4m3fn, scales f32[L, N, S, 2K].
+      KVCache with kv_pages [L, N, S, 2K, D], or [L, N, S, K, 128] in Layout.PAIRS (on TPUs, for head dims up to 64), and,
+      for int8 and float8_e4m3fn, scales f32[L, N, S, 2K].
 
     Raises:
       ValueError: an argument out of range; names it, its value and the limit.
@@ -101,12 +141,28 @@ def init_cache(
     # Slots are int32, and padded writes need distinct slots above N*S: half the range is left to them.
     if num_pages * page_size > 2**30:
         raise ValueError(f"num_pages * page_size must be at most 2**30 slots, got {num_pages} * {page_size}")
+    if platform not in (None, *PLATFORMS):
+        raise ValueError(f"platform must be None or one of {', '.join(PLATFORMS)}, got {platform!r}")
+    platform = platform or current_hardware().platform
     name = jnp.dtype(dtype).name
     if name not in FLOAT_DTYPES + QUANTIZED_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(FLOAT_DTYPES + QUANTIZED_DTYPES)}, got {name}")
-    shape = (num_layers, num_pages, page_size, 2 * num_kv_heads, padded_head_dim(head_dim))
-    scales = jnp.zeros(shape[:-1], jnp.float32) if name in QUANTIZED_DTYPES else None
-    return KVCache(jnp.zeros(shape, storage_dtype(name, current_hardware().platform)), scales)
+    layout, dim = page_layout(head_dim, platform), padded_head_dim(head_dim, platform)
+    slots = (num_layers, num_pages, page_size)
+    row = (num_kv_heads, 2 * dim) if layout is Layout.PAIRS else (2 * num_kv_heads, dim)
+    scales = jnp.zeros((*slots, 2 * num_kv_heads), jnp.float32) if name in QUANTIZED_DTYPES else None
+    return KVCache(jnp.zeros((*slots, *row), storage_dtype(name, platform)), scales, layout)
+
+
+def slots_minor(rows: int, dtype: Any) -> bool:
+    """Whether XLA lays pages [.., S, rows, 128 or more] out on a TPU with the slots inside: [.., rows, S, W].
+
+    Rows of a slot that fill tiles of 2, 4 or 8, and whole 32-bit words, lie beside one another. Other numbers of them
+    would be padded, so the slots lie there. Found in compiled programs; scripts/compile_kernels.py sees where it no longer
+    holds.
+    """
+    words = 4 // jnp.dtype(dtype).itemsize  # rows in the 32 bits of a sublane
+    return rows % 8 != 0 and (rows not in (2, 4) or rows < words)
 
 
 def to_storage(x: jax.Array, cache: KVCache) -> jax.Array:

@@ -59,6 +59,7 @@ PLAIN = AttentionCase(4, 4, 4, 8, 2, 128, 128, 16, "bfloat16", "bfloat16", None,
         ("the head dim must be a multiple of 16, 16 to 256, got 8", H100, {"head_dim": 8}),
         ("at most 32 query heads per KV head for float32", H100, {"num_heads": 128, "q_dtype": "float32"}),
         ("queries must be float32, bfloat16, float16, got float64", H100, {"q_dtype": "float64"}),
+        ("K and V lie in pairs, as on TPUs", H100, {"paired": True}),
         ("triton does not import (gone): install the extra pagedjax[triton]", H100, {}),
     ],
 )

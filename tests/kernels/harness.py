@@ -14,23 +14,25 @@ from tests.oracles import attention_oracle
 LAYER = 1  # of two; the other one stays poisoned
 
 
-def poisoned(num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: str) -> KVCache:
+def poisoned(
+    num_pages: int, page_size: int, num_kv_heads: int, head_dim: int, dtype: str, platform: str | None = None
+) -> KVCache:
     """A cache of two layers with NaN everywhere (in the scales, where the pages cannot hold one).
 
     Filled by numpy: eager jax would compile a program for every new shape.
     """
-    like = jax.eval_shape(lambda: init_cache(2, num_pages, page_size, num_kv_heads, head_dim, dtype))
+    shape = (2, num_pages, page_size, num_kv_heads, head_dim, dtype)
+    like = jax.eval_shape(lambda: init_cache(*shape, platform=platform))
     scales = None if like.scales is None else jnp.asarray(np.full(like.scales.shape, np.nan, np.float32))
     pages = np.full(like.kv_pages.shape, 0 if dtype == "int8" else np.nan, jnp.dtype(dtype))
-    return KVCache(jnp.asarray(pages.view(like.kv_pages.dtype)), scales)
+    return like._replace(kv_pages=jnp.asarray(pages.view(like.kv_pages.dtype)), scales=scales)
 
 
 def contents(cache: KVCache) -> np.ndarray:
     """What the pages hold, in float64: [L, N * S, K, 2, D]."""
     x = np.asarray(cache.kv_pages).view(cache.dtype).astype(np.float64)
-    if cache.scales is not None:
-        x = x * np.asarray(cache.scales)[..., None]
-    return x.reshape(x.shape[0], -1, cache.num_kv_heads, 2, cache.head_dim)
+    x = x.reshape(x.shape[0], -1, cache.num_kv_heads, 2, cache.head_dim)  # the same order in every layout
+    return x if cache.scales is None else x * np.asarray(cache.scales).reshape(*x.shape[:-1], 1)
 
 
 def as_on_a_gpu(cache: KVCache) -> KVCache:
@@ -81,16 +83,18 @@ def make_call(
     num_pages=None,
     max_pages=None,
     seed=0,
+    platform=None,
 ) -> Call:
     """Rows of random keys and values, written with kv_update into pages scattered over the pool.
 
-    Table entries beyond a row's length point at other rows' pages or at poison. Queries of padding tokens are NaN.
+    Table entries beyond a row's length point at other rows' pages or at poison. Queries of padding tokens are NaN. The
+    pages are laid out as on `platform`.
     """
     rng = np.random.default_rng(seed)
     pages = [-(-n // page_size) for n in kv_lens]
     max_pages = max_pages or max([*pages, 1]) + 1
     num_pages = num_pages or 1 + sum(pages) + 2
-    cache = poisoned(num_pages, page_size, num_kv_heads, head_dim, kv_dtype)
+    cache = poisoned(num_pages, page_size, num_kv_heads, head_dim, kv_dtype, platform)
     free = list(rng.permutation(np.arange(1, num_pages)))
     table = rng.integers(0, num_pages, (len(kv_lens), max_pages)).astype(np.int32)
     slots: list[np.ndarray] = []

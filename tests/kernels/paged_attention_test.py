@@ -121,11 +121,15 @@ def test_fast_backends_equal_the_oracle(backend, case):
 
 
 @pytest.mark.smoke
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
+@pytest.mark.parametrize(
+    ("dtype", "platform"), [("float32", "cpu"), ("bfloat16", "cpu"), ("int8", "cpu"), ("float32", "tpu"), ("int8", "tpu")]
+)
 @pytest.mark.parametrize("backend", [*FAST, "reference"])
-def test_backends_on_a_mixed_batch(backend, dtype):
+def test_backends_on_a_mixed_batch(backend, dtype, platform):
+    """On pages as a TPU has them, too: K and V of a head in one row."""
     q_lens, kv_lens = lengths("mixed", 8)
-    call = make_call(q_lens, kv_lens, page_size=8, kv_dtype=dtype)
+    call = make_call(q_lens, kv_lens, page_size=8, kv_dtype=dtype, platform=platform)
+    assert call.cache.paired == (platform == "tpu")
     sinks = jnp.linspace(-1, 1, 6, dtype=jnp.float32)
     check(call, backend=backend, soft_cap=3.0, window=9, sinks=sinks)
 

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from pagedjax_kernels import copy_pages, init_cache, kv_update, native_cpu, permute_pages
-from pagedjax_kernels.cache import padded_head_dim
+from pagedjax_kernels.cache import Layout, padded_head_dim
 from pagedjax_kernels.compat import storage_dtype
+from pagedjax_kernels.kv_update import api as update_api
 
 from tests.kernels.harness import contents, poisoned
 
@@ -75,10 +78,10 @@ def test_native_writes_the_same_bits_as_xla(given, dtype):
 
 
 @pytest.mark.parametrize("backend", ["xla", "reference"])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_copy_pages_copies_all_layers(dtype, backend):
+@pytest.mark.parametrize(("dtype", "platform"), [*((d, "cpu") for d in DTYPES), ("bfloat16", "tpu"), ("int8", "tpu")])
+def test_copy_pages_copies_all_layers(dtype, platform, backend):
     rng = np.random.default_rng(0)
-    cache = init_cache(3, 6, 4, 1, 64, dtype)
+    cache = init_cache(3, 6, 4, 1, 64, dtype, platform=platform)
     cache = jax.tree.map(lambda x: jnp.asarray(rng.integers(0, 100, x.shape)).astype(x.dtype), cache)
     run = jax.jit(lambda *a: copy_pages(*a, backend=backend))
     src, dst = jnp.asarray([5, 2, 0, 2], jnp.int32), jnp.asarray([6, 4, 7, 1], jnp.int32)  # 6 and 7 are padding
@@ -151,6 +154,7 @@ def test_bad_arguments_are_named():
         ({"page_size": 512}, r"page_size must be in \[1, 256\], got 512"),
         ({"head_dim": 300}, r"head_dim must be in \[1, 256\], got 300"),
         ({"num_pages": 2**28}, r"at most 2\*\*30 slots"),
+        ({"platform": "TPU"}, "platform must be None or one of cpu, gpu, tpu, got 'TPU'"),
         ({"dtype": "int4"}, "dtype must be one of float32, .* got int4"),
     ],
 )
@@ -162,9 +166,56 @@ def test_init_cache_names_what_is_out_of_range(changes, message):
         init_cache(**{**arguments, **changes})
 
 
+DIMS = (8, 16, 64, 80, 96, 128, 192, 256)
+
+
 def test_head_dims_are_padded_at_allocation():
-    padded = {d: padded_head_dim(d) for d in (8, 16, 64, 80, 96, 128, 192, 256)}
+    padded = {d: padded_head_dim(d) for d in DIMS}
     assert padded == {8: 8, 16: 16, 64: 64, 80: 128, 96: 128, 128: 128, 192: 192, 256: 256}
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
+def test_pages_as_on_a_tpu(dtype):
+    """Rows of 128 or 256: K and V share one where the head dim leaves room, and the type is not disguised."""
+    rows = {}
+    for dim in DIMS:
+        cache = jax.eval_shape(functools.partial(init_cache, 2, 5, 8, 3, dim, dtype, platform="tpu"))
+        assert (cache.num_layers, cache.num_pages, cache.page_size, cache.num_kv_heads) == (2, 5, 8, 3)
+        assert cache.dtype == cache.kv_pages.dtype == jnp.dtype(dtype)
+        assert cache.paired == (dim <= 64)
+        assert (dtype == "bfloat16") == (cache.scales is None)
+        rows[dim] = (*cache.kv_pages.shape[3:], cache.head_dim)
+    pairs = dict.fromkeys((8, 16, 64), (3, 128, 64))
+    assert rows == pairs | dict.fromkeys((80, 96, 128), (6, 128, 128)) | dict.fromkeys((192, 256), (6, 256, 256))
+
+
+def test_the_layout_is_no_leaf():
+    """It goes through jit, scans and maps as what it is, and two layouts are two types of pytree."""
+    pairs, rows = (init_cache(1, 2, 8, 2, 64, "float32", platform=p) for p in ("tpu", "cpu"))
+    assert len(jax.tree.leaves(pairs)) == 1
+    assert jax.jit(lambda x: x)(pairs).layout is Layout.PAIRS
+    assert jax.tree.map(lambda x: x, rows).layout is Layout.ROWS
+    assert jax.tree.structure(pairs) != jax.tree.structure(rows)
+
+
+@pytest.mark.parametrize(
+    ("backend", "kv_heads", "dim", "dtype"),
+    [(b, 3, 64, d) for b in (*FAST, "xla_tpu", "reference") for d in ("float32", "int8")]
+    + [("xla_tpu", 8, 32, "bfloat16"), ("xla_tpu", 3, 128, "float32"), ("xla_tpu", 2, 128, "float8_e4m3fn")],
+)
+def test_kv_update_writes_the_same_elements_in_every_layout(backend, kv_heads, dim, dtype, monkeypatch):
+    """Pairs against rows of the reference, bit for bit; with the slots inside on a TPU (3 heads) and with the heads."""
+    serves = [b._replace(why_not=lambda *_: None) if b.name == "xla_tpu" else b for b in update_api.BACKENDS]
+    monkeypatch.setattr(update_api, "BACKENDS", serves)
+    k, v = (jnp.asarray(np.random.default_rng(i).normal(size=(5, kv_heads, dim)), jnp.float32) for i in range(2))
+    slots = jnp.asarray([17, 3, 32, 8, 33], jnp.int32)  # 32 and 33 are padding
+    found = []
+    for platform, name in (("tpu", backend), ("cpu", "reference")):
+        cache = poisoned(4, 8, kv_heads, dim, dtype, platform)
+        run = jax.jit(functools.partial(kv_update, backend=name))
+        found.append(contents(run(cache, k, v, jnp.int32(1), slots))[..., :dim])
+    # The native backend divides by 127 where XLA multiplies: a last bit of the scale.
+    np.testing.assert_allclose(*found, rtol=2e-2 if (backend, dtype) == ("native_cpu", "int8") else 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

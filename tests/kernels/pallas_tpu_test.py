@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
-from pagedjax_kernels import KVCache, dispatch, paged_attention
+from pagedjax_kernels import dispatch, init_cache, paged_attention
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention import api
 from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu, pool_view
@@ -77,20 +77,21 @@ def test_interpreted_equals_the_oracle(name):
         head_dim=dim,
         kv_dtype=dtype,
         num_tokens=tokens,
+        platform="tpu",
     )
     sinks = jnp.linspace(-1, 2, kv_heads * group) if options.get("sinks") else None
     check(call, backend="interpreted", max_q_len=1 if kind == "decode" else None, **{**options, "sinks": sinks})
 
 
 def test_queries_and_pages_of_different_dtypes():
-    call = make_call([1, 9], [20, 9], num_kv_heads=1, group=2, kv_dtype="float32", q_dtype="bfloat16")
+    call = make_call([1, 9], [20, 9], num_kv_heads=1, group=2, kv_dtype="float32", q_dtype="bfloat16", platform="tpu")
     check(call, backend="interpreted")
 
 
 def test_pages_behind_the_window_are_not_read():
     """Given back, they may hold anything: here page 0, which is poisoned. The window ends within a page."""
     size, window, q_lens, kv_lens = 8, 13, [1, 9, 20, 1], [70, 60, 41, 13]
-    call = make_call(q_lens, kv_lens, page_size=size, num_kv_heads=1, group=2, head_dim=64)
+    call = make_call(q_lens, kv_lens, page_size=size, num_kv_heads=1, group=2, head_dim=64, platform="tpu")
     table = np.asarray(call.page_table).copy()
     for b, (q_len, kv_len) in enumerate(zip(q_lens, kv_lens, strict=True)):
         table[b, : max(kv_len - q_len - window + 1, 0) // size] = 0
@@ -100,7 +101,7 @@ def test_pages_behind_the_window_are_not_read():
 
 @pytest.mark.parametrize("max_q_len", [1, None])
 def test_only_empty_rows(max_q_len):
-    call = make_call([0, 0], [0, 0], page_size=8, num_kv_heads=1, group=2, num_tokens=2)
+    call = make_call([0, 0], [0, 0], page_size=8, num_kv_heads=1, group=2, num_tokens=2, platform="tpu")
     call = dataclasses.replace(call, q=jnp.ones_like(call.q))
     run = jax.jit(functools.partial(paged_attention, backend="interpreted", max_q_len=max_q_len))
     np.testing.assert_array_equal(run(*call.args), 0)
@@ -109,7 +110,7 @@ def test_only_empty_rows(max_q_len):
 def test_output_does_not_depend_on_batch_mates():
     """Bit for bit: alone among empty rows, whose first block nobody fetched ahead, and in a full batch."""
     q_lens, kv_lens = [1, 12, 1], [30, 40, 17]
-    call = make_call(q_lens, kv_lens, page_size=8, num_kv_heads=1, group=2, head_dim=64, num_tokens=14)
+    call = make_call(q_lens, kv_lens, page_size=8, num_kv_heads=1, group=2, head_dim=64, num_tokens=14, platform="tpu")
     run = jax.jit(functools.partial(paged_attention, backend="interpreted", window=21))
     together, starts = np.asarray(run(*call.args)), np.asarray(call.cu_q_lens)
     for b in range(3):
@@ -121,19 +122,21 @@ def test_output_does_not_depend_on_batch_mates():
 
 
 @pytest.mark.parametrize(
-    ("rows", "dim", "shape", "paired", "slots_minor"),
+    ("shape", "dtype", "minor"),
     [
-        (2, 128, (2, 5, 16, 2, 128), False, False),
-        (16, 128, (2, 5, 16, 16, 128), False, False),
-        (6, 128, (2, 5, 6, 16, 128), False, True),
-        (16, 64, (2, 5, 16, 8, 128), True, False),
-        (6, 64, (2, 5, 3, 16, 128), True, True),
+        ((2, 128), "bfloat16", False),
+        ((2, 128), "int8", True),
+        ((4, 128), "int8", False),
+        ((16, 256), "bfloat16", False),
+        ((6, 128), "float32", True),
+        ((3, 128), "bfloat16", True),
     ],
 )
-def test_pool_view(rows, dim, shape, paired, slots_minor):
-    view = jax.eval_shape(lambda: pool_view(jnp.zeros((2, 5, 16, rows, dim)))[0])
-    assert view.shape == shape
-    assert pool_view(jnp.zeros((1, 1, 8, rows, dim)))[1:] == (paired, slots_minor)
+def test_pool_view(shape, dtype, minor):
+    pages = jax.ShapeDtypeStruct((2, 5, 16, *shape), dtype)
+    (rows, width), view = shape, jax.eval_shape(lambda x: pool_view(x)[0], pages)
+    assert view.shape == ((2, 5, rows, 16, width) if minor else pages.shape)
+    assert pool_view(jnp.zeros((1, 1, 8, *shape), dtype))[1] == minor
 
 
 @pytest.mark.parametrize(("kv_heads", "dim"), [(8, 128), (3, 64), (8, 64), (1, 256)])
@@ -142,7 +145,7 @@ def test_pool_view(rows, dim, shape, paired, slots_minor):
 def test_lowers_to_mosaic(kv_heads, dim, dtype, max_q_len):
     """Cross-lowered from the CPU, with every option: what Pallas itself refuses. The chip's compiler is not asked."""
     like = jax.ShapeDtypeStruct
-    cache = KVCache(like((2, 40, 16, 2 * kv_heads, dim), dtype))
+    cache = jax.eval_shape(functools.partial(init_cache, 2, 40, 16, kv_heads, dim, dtype, platform="tpu"))
     q, sinks = like((8, 2 * kv_heads, dim), dtype), like((2 * kv_heads,), jnp.float32)
     i32 = functools.partial(like, dtype=jnp.int32)
 
@@ -182,8 +185,9 @@ TPU = Hardware("tpu", "TPU v5 lite")
         ("pages must be float32 or bfloat16, got int8", {"kv_dtype": "int8"}),
         ("pages must be float32 or bfloat16, got float8_e4m3fn", {"kv_dtype": "float8_e4m3fn"}),
         ("queries must be float32 or bfloat16, got float16", {"q_dtype": "float16"}),
-        ("head dim must be 64 or a multiple of 128, got 32", {"page_head_dim": 32}),
-        ("allocate them with head dim 128", {"page_head_dim": 64}),
+        ("multiples of 128 wide, got 192", {"page_head_dim": 192}),
+        ("got 64: allocate them with init_cache(platform='tpu')", {"page_head_dim": 64}),
+        ("got 64: allocate", {"page_head_dim": 32, "paired": True}),
         ("page_size must be a multiple of 8, got 4", {"page_size": 4}),
         ("4194304 bytes at most, got 256 * 64 * 128", {"page_size": 256, "num_kv_heads": 32, "kv_dtype": "float32"}),
         ("at most 131072 entries, got 1024 * 129", {"num_rows": 1024, "max_pages": 129}),

@@ -11,7 +11,7 @@ from pagedjax_kernels import dispatch, native_cpu
 from pagedjax_kernels.cache import KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.kv_update.reference import kv_update_reference
-from pagedjax_kernels.kv_update.xla import kv_update_xla
+from pagedjax_kernels.kv_update.xla import kv_update_xla, kv_update_xla_tpu
 
 
 class UpdateCase(NamedTuple):
@@ -29,8 +29,13 @@ def _why_not_native(hardware: Hardware, case: UpdateCase) -> str | None:
     return native_cpu.why_not()
 
 
+def _why_not_tpu(hardware: Hardware, case: UpdateCase) -> str | None:
+    return None if hardware.platform == "tpu" else "for TPUs only"
+
+
 BACKENDS = (
     dispatch.Backend("native_cpu", _why_not_native, native_cpu.kv_update_native),
+    dispatch.Backend("xla_tpu", _why_not_tpu, kv_update_xla_tpu),
     dispatch.Backend("xla", lambda hardware, case: None, kv_update_xla),
     dispatch.Backend("reference", lambda hardware, case: None, kv_update_reference, automatic=False),
 )
@@ -50,13 +55,13 @@ def kv_update(
     In one program, write before you read: a gather from the pages ahead of the write makes XLA copy all of them.
 
     Args:
-      cache: pages [L, N, S, 2K, D] (see KVCache).
+      cache: pages [L, N, S, 2K, D] or, in pairs, [L, N, S, K, 2D] (see KVCache).
       k: [T, K, Dk] keys, Dk <= D (the rest of D is written as zero); cast, or quantised per token and head.
       v: [T, K, Dk] values.
       layer: i32 scalar, static or traced, in [0, L).
       slot_mapping: i32[T], slot = page * S + offset of every token. All distinct; slots >= N * S (padding) are
         dropped. Never negative.
-      backend: "auto", "native_cpu", "xla" or "reference".
+      backend: "auto", "native_cpu", "xla_tpu", "xla" or "reference".
 
     Returns:
       The updated cache.

@@ -28,8 +28,8 @@ def kv_update_reference(
             token, scale = quantize(token, cache.dtype)
             written = lax.dynamic_update_slice(scales, scale[None, None, None], (layer, page, offset, 0))
             scales = jnp.where(inside, written, scales)
-        token = to_storage(token.astype(cache.dtype), cache)
+        token = to_storage(token.astype(cache.dtype), cache).reshape(cache.kv_pages.shape[3:])
         written = lax.dynamic_update_slice(cache.kv_pages, token[None, None, None], (layer, page, offset, 0, 0))
-        return KVCache(jnp.where(inside, written, cache.kv_pages), scales)
+        return cache._replace(kv_pages=jnp.where(inside, written, cache.kv_pages), scales=scales)
 
     return lax.fori_loop(0, num_tokens, put, cache)

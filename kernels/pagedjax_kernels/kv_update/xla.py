@@ -1,11 +1,11 @@
-"""kv_update as one scatter."""
+"""kv_update as one scatter, for any device and, in another shape, for TPUs."""
 
 from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import KVCache, to_storage
+from pagedjax_kernels.cache import KVCache, slots_minor, to_storage
 from pagedjax_kernels.kv_update.quantize import quantize
 
 
@@ -18,12 +18,32 @@ def interleave(k: jax.Array, v: jax.Array, head_dim: int) -> jax.Array:
 
 def kv_update_xla(cache: KVCache, k: jax.Array, v: jax.Array, layer: jax.Array, slot_mapping: jax.Array) -> KVCache:
     """See kv_update. (layer, page, offset) indices, because a flat slot over all layers may not fit 32 bits."""
+    return _update(cache, k, v, layer, slot_mapping, by_row=False)
+
+
+def kv_update_xla_tpu(cache: KVCache, k: jax.Array, v: jax.Array, layer: jax.Array, slot_mapping: jax.Array) -> KVCache:
+    """See kv_update. Where the pages have their slots inside (`slots_minor`), the rows of a slot are apart.
+
+    A scatter whose window is all rows of a slot makes XLA bring them together first, which copies the pool; so every row
+    is a window of its own there, and its number one more index.
+    """
+    pages = cache.kv_pages
+    return _update(cache, k, v, layer, slot_mapping, by_row=slots_minor(pages.shape[3], pages.dtype))
+
+
+def _update(
+    cache: KVCache, k: jax.Array, v: jax.Array, layer: jax.Array, slot_mapping: jax.Array, *, by_row: bool
+) -> KVCache:
     kv = interleave(k, v, cache.head_dim)
-    pages, offsets = slot_mapping // cache.page_size, slot_mapping % cache.page_size
-    index = (jnp.broadcast_to(layer, pages.shape), pages, offsets)
-    if cache.scales is None:
-        kv, scales = kv.astype(cache.dtype), None
+    page, offset = slot_mapping // cache.page_size, slot_mapping % cache.page_size
+    index: tuple[jax.Array, ...] = (jnp.broadcast_to(layer, page.shape), page, offset)
+    scales = cache.scales
+    if scales is None:
+        kv = kv.astype(cache.dtype)
     else:
-        kv, new_scales = quantize(kv, cache.dtype)
-        scales = cache.scales.at[index].set(new_scales, mode="drop", unique_indices=True)
-    return KVCache(cache.kv_pages.at[index].set(to_storage(kv, cache), mode="drop", unique_indices=True), scales)
+        kv, new = quantize(kv, cache.dtype)
+        scales = scales.at[index].set(new, mode="drop", unique_indices=True)
+    kv = to_storage(kv, cache).reshape(kv.shape[0], *cache.kv_pages.shape[3:])
+    if by_row:
+        index = (*(i[:, None] for i in index), jnp.arange(kv.shape[1], dtype=jnp.int32)[None])
+    return cache._replace(kv_pages=cache.kv_pages.at[index].set(kv, mode="drop", unique_indices=True), scales=scales)

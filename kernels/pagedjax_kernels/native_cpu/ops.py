@@ -50,7 +50,7 @@ def paged_attention_native(
     )
     return call(
         q,
-        cache.kv_pages,
+        _rows(cache),
         _or_nothing(cache.scales),
         layer,
         page_table,
@@ -68,10 +68,16 @@ def paged_attention_native(
 def kv_update_native(cache: KVCache, k: jax.Array, v: jax.Array, layer: jax.Array, slot_mapping: jax.Array) -> KVCache:
     """See kv_update."""
     scales = _or_nothing(cache.scales)
-    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (cache.kv_pages, scales)]
+    like = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in (_rows(cache), scales)]
     call = jax.ffi.ffi_call("pagedjax_kv_update", like, input_output_aliases={4: 0, 5: 1}, vmap_method="sequential")
-    kv_pages, written = call(k, v, layer, slot_mapping, cache.kv_pages, scales, kind=np.int32(KINDS[cache.dtype.name]))
-    return KVCache(kv_pages, None if cache.scales is None else written)
+    kv_pages, written = call(k, v, layer, slot_mapping, _rows(cache), scales, kind=np.int32(KINDS[cache.dtype.name]))
+    kv_pages = kv_pages.reshape(cache.kv_pages.shape)
+    return cache._replace(kv_pages=kv_pages, scales=None if cache.scales is None else written)
+
+
+def _rows(cache: KVCache) -> jax.Array:
+    """The pages as [L, N, S, 2K, D]. Of pairs, too: on a CPU the same bytes, so that nothing is copied."""
+    return cache.kv_pages.reshape(*cache.kv_pages.shape[:3], 2 * cache.num_kv_heads, cache.head_dim)
 
 
 def _or_nothing(x: jax.Array | None) -> jax.Array:

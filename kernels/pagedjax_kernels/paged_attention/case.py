@@ -19,6 +19,7 @@ class AttentionCase(NamedTuple):
     scale, soft_cap: static floats; soft_cap None is off.
     window: "none" or "some" (static or traced; a traced one may still be 0, full attention).
     sinks: whether there are any.
+    paired: whether K and V of a head lie in one row of the pages (Layout.PAIRS).
     """
 
     num_tokens: int
@@ -36,6 +37,7 @@ class AttentionCase(NamedTuple):
     soft_cap: float | None
     window: str
     sinks: bool
+    paired: bool = False
 
     @property
     def shape_class(self) -> ShapeClass:

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pagedjax_kernels.cache import KVCache, from_storage
+from pagedjax_kernels.cache import KVCache, from_storage, slots_minor
 from pagedjax_kernels.paged_attention.case import AttentionCase
 from pagedjax_kernels.paged_attention.pallas_tpu_kernel import LANES, Plan, Tables, attention_kernel
 
@@ -24,24 +24,17 @@ _TILE_ROWS = 256
 _TILE_BYTES = 2**19  # of queries; with the outputs, the state in float32 and what is double-buffered a tenfold
 
 
-def pool_view(pages: jax.Array) -> tuple[jax.Array, bool, bool]:
+def pool_view(pages: jax.Array) -> tuple[jax.Array, bool]:
     """The pages as XLA lays them out on a TPU, so that the kernel reads them where they are: no copy of the pool.
 
     Args:
-      pages: [L, N, S, 2K, D].
+      pages: [L, N, S, 2K, D], or [L, N, S, K, 128] in pairs.
 
     Returns:
-      (view, paired, slots_minor). Head dim 64: `paired`, K and V side by side in one row of 128, [L, N, S, K, 128].
-      Heads of a slot that fill tiles of 2, 4 or 8 rows lie beside one another; other numbers of them would be padded,
-      so XLA has the slots there, and the view is [L, N, 2K or K, S, W] (`slots_minor`).
+      (view, slots_minor): the pages with the slots inside, [L, N, 2K or K, S, W], where they lie like that.
     """
-    layers, num_pages, size, rows, dim = pages.shape
-    paired = dim < LANES
-    if paired:
-        rows, dim = rows // 2, 2 * dim
-        pages = pages.reshape(layers, num_pages, size, rows, dim)
-    slots_minor = rows not in (2, 4) and rows % 8 != 0
-    return jnp.swapaxes(pages, 2, 3) if slots_minor else pages, paired, slots_minor
+    minor = slots_minor(pages.shape[3], pages.dtype)
+    return jnp.swapaxes(pages, 2, 3) if minor else pages, minor
 
 
 def paged_attention_pallas_tpu(
@@ -67,7 +60,7 @@ def paged_attention_pallas_tpu(
       tile_queries: most queries of a tile; None: as many as fit.
     """
     num_tokens, num_heads, dim = q.shape
-    pool, paired, slots_minor = pool_view(from_storage(cache.kv_pages, cache))
+    pool, minor = pool_view(from_storage(cache.kv_pages, cache))
     group, width = num_heads // cache.num_kv_heads, pool.shape[-1]
     q = jnp.pad(q, ((0, 0), (0, 0), (0, width - dim))).reshape(num_tokens, cache.num_kv_heads, group, width)
     if sinks is not None:
@@ -80,8 +73,8 @@ def paged_attention_pallas_tpu(
         page_size=cache.page_size,
         max_pages=page_table.shape[1],
         block_pages=_block_pages(pool, page_table.shape[1], cache.page_size, block_tokens),
-        paired=paired,
-        slots_minor=slots_minor,
+        paired=cache.paired,
+        slots_minor=minor,
         scale=case.scale,
         soft_cap=case.soft_cap,
         window=window is not None,
@@ -101,7 +94,7 @@ def paged_attention_pallas_tpu(
             queries = min(queries, case.max_q_len or num_tokens, num_tokens)
             # Each token is in the output of one of the two at most, and zero in the other.
             out += run(starts, jnp.where(q_lens > 1, q_lens, 0), plan=plan._replace(queries=queries))
-    out = out[..., width // 2 :] if paired else out
+    out = out[..., width // 2 :] if cache.paired else out
     return out.reshape(num_tokens, num_heads, -1)[..., :dim]
 
 

@@ -21,9 +21,6 @@ def why_not_pallas_tpu(hardware: Hardware, case: AttentionCase) -> str | None:
     """The reason why the kernel cannot serve, or None."""
     if hardware.platform != "tpu":
         return "for TPUs only"
-    if case.page_head_dim == 64:
-        # XLA keeps [..., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.
-        return "pages of head dim 64 do not lie in rows of 128; allocate them with head dim 128"
     return unservable(case)
 
 
@@ -33,11 +30,15 @@ def unservable(case: AttentionCase) -> str | None:
         return f"pages must be float32 or bfloat16, got {case.kv_dtype}"
     if case.q_dtype not in ("float32", "bfloat16"):
         return f"queries must be float32 or bfloat16, got {case.q_dtype}"
-    if case.page_head_dim != 64 and case.page_head_dim % LANE:
-        return f"the pages' head dim must be 64 or a multiple of {LANE}, got {case.page_head_dim}"
+    width = case.page_head_dim * (2 if case.paired else 1)
+    if width % LANE or (case.paired and width != LANE):
+        # XLA keeps [.., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.
+        return (
+            f"the pages' rows must be multiples of {LANE} wide, got {width}: allocate them with init_cache(platform='tpu')"
+        )
     if case.page_size % 8:
         return f"page_size must be a multiple of 8, got {case.page_size}"
-    page_shape = (case.page_size, 2 * case.num_kv_heads, case.page_head_dim)
+    page_shape = (case.page_size, 2 * case.num_kv_heads, case.page_head_dim)  # of pairs as many elements
     if math.prod(page_shape) * jnp.dtype(case.kv_dtype).itemsize > MAX_PAGE_BYTES:
         return f"a page must have {MAX_PAGE_BYTES} bytes at most, got {' * '.join(map(str, page_shape))}"
     if case.num_rows * case.max_pages > MAX_TABLE:

@@ -25,7 +25,8 @@ def paged_attention_reference(
     num_rows, max_pages = page_table.shape
     num_kv_heads, length = cache.num_kv_heads, max_pages * cache.page_size
 
-    kv = from_storage(cache.kv_pages[layer][page_table], cache).astype(jnp.float32)  # [B, P, S, 2K, D]
+    kv = from_storage(cache.kv_pages[layer][page_table], cache).astype(jnp.float32)
+    kv = kv.reshape(*kv.shape[:3], 2 * num_kv_heads, cache.head_dim)  # [B, P, S, 2K, D], of pairs, too
     if cache.scales is not None:
         kv = kv * cache.scales[layer][page_table][..., None]
     kv = kv.reshape(num_rows, length, num_kv_heads, 2, cache.head_dim)[..., :dim]

@@ -67,10 +67,13 @@ def load_keys_and_values(
     length = ids.shape[-1] * cache.page_size
 
     def load(which: int) -> jax.Array:
-        index = (layer, pages, slice(None), jnp.broadcast_to(2 * heads + which, pages.shape))
-        x = cache.kv_pages.at[index].get(mode="promise_in_bounds")  # [.., K, C, S, D]
-        x = from_storage(x, cache).astype(dtype)
+        row = heads if cache.paired else 2 * heads + which
+        index = (layer, pages, slice(None), jnp.broadcast_to(row, pages.shape))
+        x = cache.kv_pages.at[index].get(mode="promise_in_bounds")  # [.., K, C, S, D], or 2D of pairs
+        x = from_storage(x, cache)[..., which * cache.head_dim :] if cache.paired else from_storage(x, cache)
+        x = x[..., : cache.head_dim].astype(dtype)
         if cache.scales is not None:
+            index = (layer, pages, slice(None), jnp.broadcast_to(2 * heads + which, pages.shape))
             x = x * cache.scales.at[index].get(mode="promise_in_bounds")[..., None].astype(dtype)
         return x.reshape(*pages.shape[:-1], length, cache.head_dim)
 
