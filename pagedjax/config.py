@@ -82,6 +82,21 @@ class CacheConfig:
         0, "pages in host memory, for preempted sequences and spilled pages; 0: none", low=0, high=2**24
     )
     spill: bool = option(False, "copy cached pages to the host before they are recycled, and bring them back on a hit")
+    allocation: str = option(
+        "paged",
+        "when sequences get pages: paged, one at a time; for comparison with other systems, contiguous, all at admission in "
+        "one piece, or chunked, cache.chunk_tokens at a time. The last two share nothing: set cache.prefix_caching=false",
+        choices=("paged", "contiguous", "chunked"),
+    )
+    reserve: str = option(
+        "max_len",
+        "what contiguous reserves for a request: max_len, the longest sequence; pow2, its prompt and its max_tokens rounded "
+        "up to a power of two; request, its prompt and max_tokens",
+        choices=("max_len", "pow2", "request"),
+    )
+    chunk_tokens: int = option(
+        128, "tokens by which a sequence grows with chunked, a multiple of page_size", low=1, high=2**20
+    )
 
 
 @dataclasses.dataclass(frozen=True)

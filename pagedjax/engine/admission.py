@@ -81,8 +81,8 @@ def _beam_sampling(sampling: SamplingParams) -> SamplingParams:
     )
 
 
-def new_row(continuation: Continuation, row: int, *, reads_cache: bool) -> NewRow:
-    """The device's part of an admission: `continuation` gets `row`, with all it knows."""
+def new_row(continuation: Continuation, row: int, *, reads_cache: bool, num_reserved: int = 0) -> NewRow:
+    """The device's part of an admission: `continuation` gets `row`, with all it knows, and pages if some are reserved."""
     sequence = continuation.sequence
     return NewRow(
         row=row,
@@ -93,4 +93,5 @@ def new_row(continuation: Continuation, row: int, *, reads_cache: bool) -> NewRo
         namespace=sequence.namespace,
         sampling=continuation.sampling,
         uses_counts=uses_counts(sequence.request.sampling),
+        num_reserved=num_reserved,
     )

@@ -208,10 +208,14 @@ def check_beams_fit(
     group: RequestGroup, footprint: Footprint, *, max_num_seqs: int, num_pages: int, chunk: int
 ) -> None:
     """Raises InvalidRequestError where the beams could never run at once, each in pages of its own at worst, and computed
-    again in chunks of `chunk` tokens."""
+    again in chunks of `chunk` tokens; or may share no pages."""
     if not isinstance(group, BeamGroup):
         return
     width = len(group.continuations)
+    if not footprint.allocation.is_paged:
+        raise InvalidRequestError(
+            "beam_width", f"beams share pages, which needs config.cache.allocation=paged; got {width}"
+        )
     if width > max_num_seqs:
         raise InvalidRequestError("beam_width", f"at most scheduler.max_num_seqs = {max_num_seqs}, got {width}")
     longest = group.continuations[0].sequence.max_total

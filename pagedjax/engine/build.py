@@ -11,6 +11,7 @@ import jax
 from flax import nnx
 
 from pagedjax.config import Config, with_overrides
+from pagedjax.engine.allocation import allocation_of
 from pagedjax.engine.engine import Engine
 from pagedjax.engine.snapshot import check_options, load_engine, saved_options
 from pagedjax.engine.snapshot_files import read_description
@@ -130,6 +131,7 @@ def from_loaded(
         secret=(secrets.randbits(32), secrets.randbits(32)),
         hash_bits=hash_bits,
         swaps=config.cache.host_pages > 0,
+        allocation=allocation_of(config, loaded.spec, num_pages),
     )
     memory = {name: f"{size / 2**20:.0f} MiB" for name, size in runner.memory().items()}
     logger.info(

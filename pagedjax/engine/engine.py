@@ -24,10 +24,9 @@ from pagedjax.engine.prompt_scores import score_prompts
 from pagedjax.engine.settling import Settling
 from pagedjax.engine.stats import Counters, EngineStats
 from pagedjax.engine.take import take_result
-from pagedjax.errors import InvalidRequestError, PagedJaxError, QueueFullError
-from pagedjax.pages.capacity import Footprint
+from pagedjax.errors import ConfigError, InvalidRequestError, PagedJaxError, QueueFullError
 from pagedjax.policy import policy_named
-from pagedjax.runner import Flight, ForkedRow, LaneResult, Runner, Settlement, Trap
+from pagedjax.runner import Flight, ForkedRow, LaneResult, NewRow, Runner, Settlement, Trap
 from pagedjax.scheduler import Phase, Plan, Scheduler, Sequence
 from pagedjax.types import FinishReason, Request, RequestOutput, SamplingParams
 from pagedjax.weights import LoadedModel
@@ -63,6 +62,7 @@ class Engine:
             prefix_caching=config.cache.prefix_caching,
             num_pages=runner.num_usable_pages,
             windows=runner.windows,
+            allocation=runner.allocation,
         )
         self._in_flight = InFlight(config.seed)
         self._settling = Settling(config, runner, self._scheduler, self._tier, self.counters)
@@ -87,7 +87,7 @@ class Engine:
         )
         check_beams_fit(
             group,
-            Footprint(self.runner.page_size, self.runner.windows),
+            self._scheduler.footprint,
             max_num_seqs=self.config.scheduler.max_num_seqs,
             num_pages=self.num_usable_pages,
             chunk=self.config.scheduler.max_num_batched_tokens,
@@ -196,23 +196,29 @@ class Engine:
 
     def _admit(self) -> None:
         """Give rows to waiting sequences: match their prefixes, keep those for which there is room."""
-        caching = self.config.cache.prefix_caching
         while chosen := self._scheduler.candidates(self.runner.num_unowned, ADMIT_AT_ONCE):
-            hits = self.runner.admit(
-                [new_row(self._in_flight.continuations[s], row, reads_cache=caching) for s, row in chosen]
-            )
+            hits = self.runner.admit([self._new_row(s, row) for s, row in chosen])
             refused: list[Settlement] = []
             accepted: list[tuple[Sequence, int]] = []
             for (sequence, row), hit in zip(chosen, hits, strict=True):
-                if not refused and self._scheduler.accept(sequence, row, hit, self.runner.num_unowned):
-                    accepted.append((sequence, hit))
-                else:
+                if refused or not self._scheduler.accept(sequence, row, hit, self.runner.num_unowned):
                     refused.append(Settlement(row, length=0, namespace=0, release=True))
+                else:
+                    accepted.append((sequence, hit or 0))
             if refused:
                 self.runner.settle(refused)
             self._restore(accepted)
             if refused:
                 return
+
+    def _new_row(self, sequence: Sequence, row: int) -> NewRow:
+        reserved = self.runner.allocation.reserved(sequence.prompt_len, sequence.max_total, self.max_model_len)
+        return new_row(
+            self._in_flight.continuations[sequence],
+            row,
+            reads_cache=self.config.cache.prefix_caching,
+            num_reserved=self._scheduler.footprint.logical(reserved),
+        )
 
     def _restore(self, accepted: list[tuple[Sequence, int]]) -> None:
         """Go on in the host tier where the hits of new rows end. What it had can be shared again."""
@@ -415,7 +421,12 @@ class Engine:
 
         Returns:
           Contiguity before and after: share of the steps from page to page within a sequence that lead to the adjoining one.
+
+        Raises:
+          ConfigError: config.cache.allocation is not `paged`.
         """
+        if not self.runner.allocation.is_paged:
+            raise ConfigError(f"config.cache.allocation: compact needs paged, got {self.config.cache.allocation}")
         self._land_all()
         self._tier.forget_numbers()
         return self.runner.compact()

@@ -158,7 +158,9 @@ def engine_shape(engine: Engine) -> dict[str, Any]:
     """Sizes and options that a state is bound to."""
     runner, config = engine.runner, engine.config
     cache = runner.state.cache
-    return {
+    # Snapshots that do not say are of the usual allocation.
+    allocation = {} if runner.allocation.is_paged else {"allocation": dataclasses.asdict(runner.allocation)}
+    return allocation | {
         "page_size": runner.page_size,
         "num_pages": runner.num_usable_pages + 1,
         "max_num_seqs": runner.max_rows,

@@ -17,6 +17,7 @@ from pagedjax.pages.prefix import match
 from pagedjax.pages.publish import publish
 from pagedjax.pages.references import pin, unpin
 from pagedjax.pages.remap import remap
+from pagedjax.pages.reserve import check_adjoining, reserve
 from pagedjax.pages.state import NULL_PAGE, Pages, PageStats, init_pages, stats
 from pagedjax.pages.usage import Usage, owned_shares, pool_shares, sharing_ratio, usage
 from pagedjax.pages.window import first_needed, slide
@@ -29,6 +30,7 @@ __all__ = [
     "adopt",
     "alloc",
     "check",
+    "check_adjoining",
     "compact",
     "contiguity",
     "cow",
@@ -43,6 +45,7 @@ __all__ = [
     "pool_shares",
     "publish",
     "remap",
+    "reserve",
     "row_pages",
     "sharing_ratio",
     "slide",

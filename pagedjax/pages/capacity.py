@@ -113,24 +113,68 @@ def max_concurrent_requests(
 
 
 @dataclasses.dataclass(frozen=True)
+class Allocation:
+    """When sequences get pages: as they fill them, or as older systems do. Those share nothing and know no windows.
+
+    Attributes:
+      chunk_pages: a sequence grows by so many adjoining pages at a time.
+      reserve: not empty: all pages are taken at admission, in one piece. How many: `max_len`, for the longest sequence;
+        `pow2`, for the prompt and the possible output rounded up to a power of two; `request`, for exactly these. They are
+        Orca (Max), (Pow2) and, where no sequence ends early, (Oracle) of Kwon et al. 2023, section 6.1.
+    """
+
+    chunk_pages: int = 1
+    reserve: str = ""
+
+    @property
+    def is_paged(self) -> bool:
+        return self == PAGED
+
+    def reserved(self, prompt_len: int, max_total: int, max_len: int) -> int:
+        """Tokens to reserve for a sequence of up to `max_total` tokens, the prompt included; 0 where it takes pages later.
+
+        Args:
+          max_len: longest sequence that a row holds; nothing more is reserved.
+        """
+        if not self.reserve:
+            return 0
+        power = 1 << max(max_total - prompt_len - 1, 0).bit_length()
+        return {"max_len": max_len, "pow2": min(prompt_len + power, max_len), "request": max_total}[self.reserve]
+
+
+PAGED = Allocation()
+"""Pages on demand, one at a time."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Footprint:
     """Physical pages that sequences hold, where layers are in groups with a table each and some groups see a window.
 
     Attributes:
       page_size: tokens in a page.
       windows: one entry a group, the tokens that a query sees, itself included; 0: all.
+      allocation: when pages are taken.
     """
 
     page_size: int
     windows: tuple[int, ...] = (0,)
+    allocation: Allocation = PAGED
 
     @property
     def num_groups(self) -> int:
         return len(self.windows)
 
     def logical(self, num_tokens: int) -> int:
-        """Pages of a table that num_tokens fill; a step that crosses into a new one takes it in every group."""
-        return -(-num_tokens // self.page_size)
+        """Pages of a table that num_tokens fill, in whole chunks; a step that crosses into a new one takes it in every
+        group."""
+        chunk = self.allocation.chunk_pages
+        return -(-num_tokens // (self.page_size * chunk)) * chunk
+
+    def taken(self, num_computed: int, num_tokens: int) -> int:
+        """Pages that a step takes for a row which it carries from num_computed to num_tokens tokens."""
+        if self.allocation.reserve:
+            return 0
+        return (self.logical(num_tokens) - self.logical(num_computed)) * self.num_groups
 
     def first(self, num_tokens: int) -> tuple[int, ...]:
         """By group, the first page of a table that a row with num_tokens computed still needs; see `first_needed`."""
@@ -145,12 +189,14 @@ class Footprint:
 
         The step's tokens and what the first of them sees, lying anywhere in their pages.
         """
-        seen = ((window - 1 + chunk) if window else num_tokens for window in self.windows)
         logical = self.logical(num_tokens)
-        return tuple(min(logical, (n + self.page_size - 2) // self.page_size + 1) for n in seen)
+        seen = ((window - 1 + chunk + self.page_size - 2) // self.page_size + 1 for window in self.windows)
+        return tuple(min(logical, n) if window else logical for window, n in zip(self.windows, seen, strict=True))
 
     def growth(self, num_computed: int, num_tokens: int, chunk: int) -> int:
         """Pages that a row with num_computed tokens takes yet, net, on its way to num_tokens in steps of `chunk`."""
+        if self.allocation.reserve:
+            return 0
         now, then = self.held(num_computed), self.most(num_tokens, chunk)
         return sum(max(t - n, 0) for n, t in zip(now, then, strict=True))
 

@@ -52,6 +52,7 @@ def decode_loop(
     buffer_steps: int,
     backend: str,
     windows: tuple[int, ...] = (0,),
+    chunk_pages: int = 1,
 ) -> tuple[EngineState, DecodeReport]:
     """Run the lanes, one token each a step, until a trap.
 
@@ -62,6 +63,7 @@ def decode_loop(
       leave_on_finish: bool; requests wait for the room of a row that ends.
       buffer_steps: K, static size of the report.
       windows: static, of each layer group; pages behind them are given back as the lanes go on.
+      chunk_pages: static, pages by which a row grows.
 
     Returns:
       state (donated), DecodeReport.
@@ -74,7 +76,8 @@ def decode_loop(
         active = running & (appended < budgets)
         status = gather(state.rows.status, lanes)
         ended = (status == RowStatus.STOPPED) | (status == RowStatus.FULL)
-        _, short = pages_short(state.pages, lanes, gather(state.rows.num_computed, lanes), active.astype(jnp.int32))
+        starts, q_lens = gather(state.rows.num_computed, lanes), active.astype(jnp.int32)
+        _, short = pages_short(state.pages, lanes, starts, q_lens, chunk_pages)
         trap = jnp.where(step >= max_steps, Trap.STEPS, 0)
         trap = jnp.where((running & ~active).any(), Trap.HOST, trap)
         trap = jnp.where(ended.any() & leave_on_finish, Trap.FINISHED, trap)
@@ -86,9 +89,9 @@ def decode_loop(
         active = _running(state, lanes) & (appended < budgets)
         starts = gather(state.rows.num_computed, lanes)
         q_lens = active.astype(jnp.int32)
-        need, _ = pages_short(state.pages, lanes, starts, q_lens)
+        need, _ = pages_short(state.pages, lanes, starts, q_lens, chunk_pages)
         pages, cache, ok, copied = take_pages(
-            state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=lanes.shape[0]
+            state.pages, state.cache, lanes, starts, q_lens, need, num_tokens=lanes.shape[0], chunk_pages=chunk_pages
         )
         active = active & ok
         batch = decode_batch(pages, state.rows, lanes, active, backend)

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx, struct
 from jax import lax
-from pagedjax_kernels import copy_pages, permute_pages
+from pagedjax_kernels import KVCache, copy_pages, permute_pages
 
-from pagedjax.pages import NULL_PAGE, adopt, compact, contiguity, match, publish, remap
+from pagedjax.pages import NULL_PAGE, Pages, adopt, compact, contiguity, match, publish, remap, reserve
 from pagedjax.runner.state import EngineState, RowStatus
 from pagedjax.runner.step import Params, gather, give_back
 from pagedjax.sampling import LogprobsOutput, RowSampling, prompt_logprobs, reset_counts, set_rows
@@ -28,26 +28,30 @@ class Admission(struct.PyTreeNode):
     max_tokens: Values  # i32[C] total length
     match_tokens: Values  # i32[C] tokens the prefix cache may serve; 1 turns it off
     namespaces: Values  # i32[C]
+    num_reserved: Values  # i32[C] pages to reserve in one piece; looked at where `admit` reserves
     sampling: RowSampling  # each field [C, ...]
     uses_counts: Values  # bool[C] the row's penalties need token_counts
 
 
 def admit(
-    state: EngineState, new: Admission, *, windows: tuple[int, ...] = (0,)
-) -> tuple[EngineState, tuple[jax.Array, jax.Array]]:
+    state: EngineState, new: Admission, *, windows: tuple[int, ...] = (0,), reserves: bool = False
+) -> tuple[EngineState, tuple[jax.Array, jax.Array, jax.Array]]:
     """Fill in rows for new sequences and map the pages that the prefix cache has for them, as far as windows see them.
 
+    Args:
+      windows: static, of each layer group.
+      reserves: static; rows get all their pages now, in one piece, and the prefix cache is not asked.
+
     Returns:
-      state (donated), (hits i32[C] tokens found, num_unowned i32).
+      state (donated), (hits i32[C] tokens found, ok bool[C] the row's pages could be reserved, num_unowned i32).
     """
-    rows, page_size = state.rows, state.pages.tokens.shape[1]
-    pages, matched = match(state.pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
-    cache, hits = state.cache, matched * page_size
-    if pages.num_groups == 1:  # a hit within a page would have to be found in every group
-        pages, copies, partly = adopt(pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
-        cache = copy_pages(cache, copies[:, 0], copies[:, 1])
-        hits = hits + partly
-    pages = give_back(pages, new.rows, hits, windows)
+    rows = state.rows
+    if reserves:
+        pages, ok = reserve(state.pages, new.rows, new.num_reserved)
+        cache, hits = state.cache, jnp.zeros_like(new.rows)
+    else:
+        pages, cache, hits = _find(state, new, windows)
+        ok = jnp.ones_like(new.rows, jnp.bool_)
 
     def put(values: jax.Array, update: jax.Array) -> jax.Array:
         return values.at[new.rows].set(update, mode="drop")
@@ -63,7 +67,18 @@ def admit(
         sampling=set_rows(rows.sampling, new.rows, new.sampling),
         token_counts=reset_counts(rows.token_counts, counted, new.token_ids, new.prompt_lens, new.num_tokens),
     )
-    return EngineState(pages=pages, cache=cache, rows=rows), (hits, pages.num_unowned)
+    return EngineState(pages=pages, cache=cache, rows=rows), (hits, ok, pages.num_unowned)
+
+
+def _find(state: EngineState, new: Admission, windows: tuple[int, ...]) -> tuple[Pages, KVCache, jax.Array]:
+    """Map what the prefix cache has; pages, cache, i32[C] tokens found."""
+    pages, matched = match(state.pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
+    cache, hits = state.cache, matched * pages.page_size
+    if pages.num_groups == 1:  # a hit within a page would have to be found in every group
+        pages, copies, partly = adopt(pages, new.rows, new.token_ids, new.match_tokens, new.namespaces)
+        cache = copy_pages(cache, copies[:, 0], copies[:, 1])
+        hits = hits + partly
+    return give_back(pages, new.rows, hits, windows), cache, hits
 
 
 class SettleReport(struct.PyTreeNode):

@@ -16,7 +16,7 @@ from pagedjax.sampling import RowSampling, SampleOutput
 
 @dataclasses.dataclass(frozen=True)
 class NewRow:
-    """A sequence that gets row `row`."""
+    """A sequence that gets row `row`, and `num_reserved` pages in one piece where pages are reserved at admission."""
 
     row: int
     token_ids: Sequence[int] | np.ndarray
@@ -26,6 +26,7 @@ class NewRow:
     namespace: int
     sampling: RowSampling
     uses_counts: bool
+    num_reserved: int = 0
 
 
 @dataclasses.dataclass(frozen=True)

@@ -15,6 +15,7 @@ from tqdm import tqdm
 
 from pagedjax.models import ModelSpec
 from pagedjax.pages import Pages, PageStats, Usage, stats, usage
+from pagedjax.pages.capacity import PAGED, Allocation
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.decode import decode_loop
 from pagedjax.runner.fork import Fork, fork, pick
@@ -72,6 +73,7 @@ class Programs:
       buffer_steps: most decode steps of one dispatch.
       backend: attention backend.
       swaps: pages may go to the host and come back.
+      allocation: when rows get pages.
     """
 
     def __init__(
@@ -86,9 +88,10 @@ class Programs:
         backend: str,
         score_prompts: bool = True,
         swaps: bool = False,
+        allocation: Allocation = PAGED,
     ) -> None:
         self._graph, self._backend, self._buffer_steps = graph, backend, buffer_steps
-        self._windows = spec.groups.windows
+        self._windows, self._allocation = spec.groups.windows, allocation
         self._params, self._state = _like(params), _like(state)
         self._spec, self._dtype = spec, jax.tree.leaves(params)[0].dtype
         self._buckets = buckets
@@ -98,7 +101,8 @@ class Programs:
 
     def keys(self) -> list[Key]:
         """All programs that serving can need."""
-        keys: list[Key] = [("admit",), ("settle",), ("stats",), ("fork",), ("reorder",)]
+        admit = "admit_reserving" if self._allocation.reserve else "admit"
+        keys: list[Key] = [(admit,), ("settle",), ("stats",), ("fork",), ("reorder",)]
         keys += [("pick", t) for t in self._token_sizes()]
         keys += [("decode", b) for b in self._buckets.lanes]
         keys += [("mixed", t, b) for t, b in self._buckets.tokens]
@@ -133,7 +137,10 @@ class Programs:
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((num_tokens, self._spec.hidden_size), self._dtype)
 
-    def _compile_admit(self) -> Callable:
+    def _compile_admit_reserving(self) -> Callable:
+        return self._compile_admit(reserves=True)
+
+    def _compile_admit(self, *, reserves: bool = False) -> Callable:
         C, M = ADMIT_WIDTH, self._state.rows.token_ids.shape[1]
         new = Admission(
             rows=_ints(C),
@@ -143,10 +150,11 @@ class Programs:
             max_tokens=_ints(C),
             match_tokens=_ints(C),
             namespaces=_ints(C),
+            num_reserved=_ints(C),
             sampling=self._row_sampling(C),
             uses_counts=_flags(C),
         )
-        fn = functools.partial(admit, windows=self._windows)
+        fn = functools.partial(admit, windows=self._windows, reserves=reserves)
         return jax.jit(fn, donate_argnums=0).lower(self._state, new).compile(self.compiler_options)
 
     def _compile_fork(self) -> Callable:
@@ -221,6 +229,7 @@ class Programs:
             buffer_steps=self._buffer_steps,
             backend=self._backend,
             windows=self._windows,
+            chunk_pages=self._allocation.chunk_pages,
         )
         lowered = jax.jit(fn, donate_argnums=1).lower(
             self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), _flags()
@@ -229,7 +238,12 @@ class Programs:
 
     def _compile_mixed(self, num_tokens: int, num_lanes: int) -> Callable:
         fn = functools.partial(
-            mixed_step, self._graph, num_tokens=num_tokens, backend=self._backend, windows=self._windows
+            mixed_step,
+            self._graph,
+            num_tokens=num_tokens,
+            backend=self._backend,
+            windows=self._windows,
+            chunk_pages=self._allocation.chunk_pages,
         )
         lowered = jax.jit(fn, donate_argnums=1).lower(self._params, self._state, _ints(num_lanes), _ints(num_lanes))
         return lowered.compile(self.compiler_options)

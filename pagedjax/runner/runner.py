@@ -14,8 +14,8 @@ from flax import nnx
 
 from pagedjax.folders import cache_folder
 from pagedjax.models import ModelSpec
-from pagedjax.pages import PageStats, Usage, check
-from pagedjax.pages.capacity import Footprint
+from pagedjax.pages import PageStats, Usage, check, check_adjoining
+from pagedjax.pages.capacity import PAGED, Allocation, Footprint
 from pagedjax.runner.buckets import Buckets
 from pagedjax.runner.compile_counter import CompileCounter
 from pagedjax.runner.decode import DecodeReport, Trap
@@ -37,6 +37,7 @@ class Runner:
       num_page_copies: pages copied so far because a row was about to write into a shared one.
       max_len: longest sequence that a row holds.
       windows: tokens that a query sees, one entry a layer group; 0: all.
+      allocation: when rows get pages.
       compilations: counts programs compiled in this process from the runner's creation on.
       mixed_rate: seconds per token of mixed steps.
     """
@@ -57,11 +58,12 @@ class Runner:
         secret: tuple[int, int],
         hash_bits: int = 32,
         swaps: bool = False,
+        allocation: Allocation = PAGED,
     ) -> None:
         self.compilations = CompileCounter().start()
         self.page_size, self.num_usable_pages, self.max_rows = page_size, num_pages - 1, max_rows
-        self.windows = spec.groups.windows
-        footprint = Footprint(page_size, self.windows)
+        self.windows, self.allocation = spec.groups.windows, allocation
+        footprint = Footprint(page_size, self.windows, allocation)
         self.max_len = footprint.longest(self.num_usable_pages, buckets.tokens[-1][0], max_len)
         self.buckets, self.buffer_steps = buckets, buffer_steps
         self._graph, self._params = nnx.split(model)
@@ -75,6 +77,7 @@ class Runner:
             cache_dtype=cache_dtype,
             secret=secret,
             hash_bits=hash_bits,
+            chunk_pages=allocation.chunk_pages,
         )
         self.num_unowned, self.num_page_copies = self.num_usable_pages, 0
         self.programs = Programs(
@@ -86,20 +89,23 @@ class Runner:
             buffer_steps=buffer_steps,
             backend=backend,
             swaps=swaps,
+            allocation=allocation,
         )
         self._step_seconds: dict[int, float] = {}
         self._last_read = 0.0
         self._dispatches = self._unowned_as_of = 0
         self.mixed_rate = Rate()
 
-    def admit(self, new: Sequence[NewRow]) -> list[int]:
-        """Fill in rows; returns, for each, the tokens that the prefix cache had."""
-        hits: list[int] = []
+    def admit(self, new: Sequence[NewRow]) -> list[int | None]:
+        """Fill in rows; returns, for each, the tokens that the prefix cache had, None where its pages were not to be had: it
+        is to be released again."""
+        hits: list[int | None] = []
         for i in range(0, len(new), ADMIT_WIDTH):
             part = new[i : i + ADMIT_WIDTH]
-            self._state, out = self.programs.get("admit")(self._state, self._admission(part))
-            found, unowned = jax.device_get(out)
-            hits += [int(h) for h in found[: len(part)]]
+            admit = self.programs.get("admit_reserving" if self.allocation.reserve else "admit")
+            self._state, out = admit(self._state, self._admission(part))
+            found, ok, unowned = jax.device_get(out)
+            hits += [int(h) if has_pages else None for h, has_pages, _ in zip(found, ok, part, strict=False)]
             self._note_unowned(unowned)
         return hits
 
@@ -116,6 +122,7 @@ class Runner:
             max_tokens=_padded([n.max_tokens for n in new], C, 0),
             match_tokens=_padded([n.match_tokens for n in new], C, 0),
             namespaces=_padded([n.namespace for n in new], C, 0),
+            num_reserved=_padded([n.num_reserved for n in new], C, 0),
             sampling=stack_rows([n.sampling for n in new], C),
             uses_counts=_padded([n.uses_counts for n in new], C, 0).astype(bool),
         )
@@ -330,7 +337,9 @@ class Runner:
 
     def check(self) -> list[str]:
         """Broken page invariants; empty where all is well."""
-        return check(jax.device_get(self._state.pages), windows=self.windows)
+        pages = jax.device_get(self._state.pages)
+        broken = check(pages, windows=self.windows)
+        return broken if self.allocation.is_paged else broken + check_adjoining(pages, self.allocation)
 
     def page_table(self) -> np.ndarray:
         """i32[G, R, P] a copy of the page table, for people to look at."""

@@ -85,6 +85,7 @@ def init_state(
     cache_dtype: jnp.dtype,
     secret: tuple[int, int],
     hash_bits: int = 32,
+    chunk_pages: int = 1,
 ) -> EngineState:
     """The state of an engine that has served nothing yet.
 
@@ -95,12 +96,13 @@ def init_state(
       max_len: longest sequence in tokens, M; a row's table has ceil(M / S) logical pages.
       secret: two 32-bit words that seed the prefix hash.
       hash_bits: for tests; a short hash forces collisions.
+      chunk_pages: rows grow by so many pages at a time, so that a table has room for whole chunks.
     """
     pages = init_pages(
         num_pages=num_pages,
         page_size=page_size,
         max_rows=max_rows,
-        max_pages_per_row=-(-max_len // page_size),
+        max_pages_per_row=-(-max_len // (page_size * chunk_pages)) * chunk_pages,
         num_groups=len(spec.groups.windows),
         secret=secret,
         hash_bits=hash_bits,

@@ -36,14 +36,17 @@ def gather(values: jax.Array, lanes: jax.Array) -> jax.Array:
     return values.at[lanes].get(mode="fill", fill_value=0)
 
 
-def pages_short(pages: Pages, lanes: jax.Array, starts: jax.Array, q_lens: jax.Array) -> tuple[jax.Array, jax.Array]:
+def pages_short(
+    pages: Pages, lanes: jax.Array, starts: jax.Array, q_lens: jax.Array, chunk_pages: int = 1
+) -> tuple[jax.Array, jax.Array]:
     """(need i32[B], short bool): new pages per lane to write q_lens tokens from `starts` on, and whether too few are unowned.
 
-    Copies of shared pages about to be written count too, so that a step traps before any row changes.
+    Lanes get whole chunks of `chunk_pages`. Copies of shared pages about to be written count too, so that a step traps
+    before any row changes.
     """
     page_size = pages.tokens.shape[1]
-    end = starts + q_lens
-    need = jnp.where(q_lens > 0, jnp.maximum(-(-end // page_size) - gather(pages.num_pages, lanes), 0), 0)
+    end = -(-(starts + q_lens) // (page_size * chunk_pages)) * chunk_pages
+    need = jnp.where(q_lens > 0, jnp.maximum(end - gather(pages.num_pages, lanes), 0), 0)
     copied = cow_need(pages, _writers(pages, lanes, q_lens), starts // page_size)
     wanted = need.sum() * pages.table.shape[0] + copied.sum(dtype=jnp.int32)
     return need, wanted > pages.num_unowned
@@ -62,6 +65,7 @@ def take_pages(
     need: jax.Array,
     *,
     num_tokens: int,
+    chunk_pages: int = 1,
 ) -> tuple[Pages, KVCache, jax.Array, jax.Array]:
     """Grow the lanes' tables by `need` pages and copy shared pages that are about to be written.
 
@@ -71,8 +75,8 @@ def take_pages(
       pages, cache, ok bool[B] (lanes that may write; a failed lane keeps its table), i32 pages copied.
     """
     page_size = pages.tokens.shape[1]
-    # A lane's tokens begin in a page it has or at the start of a new one.
-    max_total = (num_tokens // page_size + lanes.shape[0]) * pages.num_groups
+    # A lane's tokens begin in a chunk it has or at the start of a new one.
+    max_total = (num_tokens // (page_size * chunk_pages) + lanes.shape[0]) * chunk_pages * pages.num_groups
     pages, grown = alloc(pages, lanes, need, max_total=max_total)
     pages, copies, own = cow(pages, _writers(pages, lanes, jnp.where(grown, q_lens, 0)), starts // page_size)
     cache = copy_pages(cache, copies[:, 0], copies[:, 1])
@@ -163,6 +167,7 @@ def mixed_step(
     num_tokens: int,
     backend: str,
     windows: tuple[int, ...] = (0,),
+    chunk_pages: int = 1,
 ) -> tuple[EngineState, StepReport, jax.Array]:
     """Prefill chunks, decode steps, or both: each lane's next q_lens tokens, in one pass.
 
@@ -171,6 +176,7 @@ def mixed_step(
       q_lens: i32[B] tokens of each lane; a lane samples where they reach its last known token.
       num_tokens: T, a static bucket of at least sum(q_lens).
       windows: static, of each layer group; what lies behind them when the step begins is given back first.
+      chunk_pages: static, pages by which a row grows.
 
     Returns:
       state (donated), StepReport, hidden [T, d] (for prompt log-probabilities; stays on the device).
@@ -180,8 +186,10 @@ def mixed_step(
     starts = gather(rows.num_computed, lanes)
     q_lens = jnp.where(gather(rows.status, lanes) == RowStatus.RUNNING, q_lens, 0)
     pages = give_back(state.pages, lanes, starts, windows)
-    need, _ = pages_short(pages, lanes, starts, q_lens)
-    pages, cache, ok, num_copies = take_pages(pages, state.cache, lanes, starts, q_lens, need, num_tokens=num_tokens)
+    need, _ = pages_short(pages, lanes, starts, q_lens, chunk_pages)
+    pages, cache, ok, num_copies = take_pages(
+        pages, state.cache, lanes, starts, q_lens, need, num_tokens=num_tokens, chunk_pages=chunk_pages
+    )
     q_lens = jnp.where(ok, q_lens, 0)
     batch = ragged_batch(pages, rows, lanes, starts, q_lens, num_tokens, backend)
     hidden, cache = model(batch, cache)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from pagedjax.config import SchedulerConfig
-from pagedjax.pages.capacity import Footprint
+from pagedjax.pages.capacity import PAGED, Allocation, Footprint
 from pagedjax.policy import Policy, Tenants
 from pagedjax.scheduler.features import SequenceFeatures
 from pagedjax.scheduler.prefixes import KnownPrefixes
@@ -41,6 +41,7 @@ class Scheduler:
       num_pages: pages in the pool; so many are remembered to guess what the prefix cache has.
       clock: seconds, for what has a deadline.
       windows: tokens that a query sees, one entry a layer group; 0: all.
+      allocation: when sequences get pages.
 
     Attributes:
       waiting: in policy order as of the last admission, then as they came.
@@ -56,10 +57,11 @@ class Scheduler:
         prefix_caching: bool,
         num_pages: int = 2**16,
         windows: tuple[int, ...] = (0,),
+        allocation: Allocation = PAGED,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.config, self.page_size, self.policy, self.clock = config, page_size, policy, clock
-        self.footprint = Footprint(page_size, windows)
+        self.footprint = Footprint(page_size, windows, allocation)
         self.prefix_caching = prefix_caching
         self.waiting: list[Sequence] = []
         self.running: list[Sequence] = []
@@ -163,12 +165,16 @@ class Scheduler:
         ids = (s.request.request_id for s in self.running if s.request.sampling.beam_width)
         return next((request_id for request_id in ids if request_id in waiting), None)
 
-    def accept(self, sequence: Sequence, row: int, hit: int, num_unowned: int) -> bool:
+    def accept(self, sequence: Sequence, row: int, hit: int | None, num_unowned: int) -> bool:
         """Decide on a candidate whose matched pages are mapped. False: there is no room; it must be released again.
 
         There is room when the pages it still needs for what is known, and for a share of what may come, are there beside
         those that running sequences need for the same. Alone it always has room: its length was checked when it came.
+        No `hit`: its pages could not be reserved.
         """
+        if hit is None:
+            self._refused.add(sequence)
+            return False
         if self._known is not None:
             self._known.correct(sequence, hit)
         before = sequence.num_computed
@@ -197,12 +203,13 @@ class Scheduler:
         bisect.insort(self.running, sequence, key=lambda s: s.rank)
 
     def accept_fork(self, sequence: Sequence, num_computed: int, num_unowned: int) -> int | None:
-        """Give a waiting sequence a row that begins with the pages of another one; None where there is no room.
+        """Give a waiting sequence a row that begins with the pages of another one; None where there is no room, or pages are
+        not shared.
 
         Nothing is mapped before the decision: only what the sequence will need of its own counts. What finds no room
         waits and comes back through the prefix cache.
         """
-        if not self._free_rows:
+        if not self._free_rows or not self.footprint.allocation.is_paged:
             return None
         before = sequence.num_computed
         sequence.num_computed, sequence.shares_last_page = num_computed, num_computed % self.page_size > 0
@@ -266,9 +273,8 @@ class Scheduler:
 
     def pages_needed(self, lanes: list[tuple[Sequence, int]]) -> int:
         """New pages that a step over `lanes` takes."""
-        logical = self.footprint.logical
-        grown = sum(logical(s.num_computed + q) - logical(s.num_computed) for s, q in lanes)
-        return grown * self.footprint.num_groups + sum(self._copies(s) for s, _ in lanes)
+        grown = sum(self.footprint.taken(s.num_computed, s.num_computed + q) for s, q in lanes)
+        return grown + sum(self._copies(s) for s, _ in lanes)
 
     def victim(self) -> Sequence:
         """Who yields when running sequences cannot grow: the last in policy order, whole."""

@@ -122,7 +122,8 @@ def test_fast_backends_equal_the_oracle(backend, case):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    ("dtype", "platform"), [("float32", "cpu"), ("bfloat16", "cpu"), ("int8", "cpu"), ("float32", "tpu"), ("int8", "tpu")]
+    ("dtype", "platform"),
+    [("float32", "cpu"), ("bfloat16", "cpu"), ("int8", "cpu"), ("float32", "tpu"), ("int8", "tpu")],
 )
 @pytest.mark.parametrize("backend", [*FAST, "reference"])
 def test_backends_on_a_mixed_batch(backend, dtype, platform):

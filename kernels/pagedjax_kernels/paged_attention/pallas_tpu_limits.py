@@ -33,9 +33,7 @@ def unservable(case: AttentionCase) -> str | None:
     width = case.page_head_dim * (2 if case.paired else 1)
     if width % LANE or (case.paired and width != LANE):
         # XLA keeps [.., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.
-        return (
-            f"the pages' rows must be multiples of {LANE} wide, got {width}: allocate them with init_cache(platform='tpu')"
-        )
+        return f"the pages' rows must be multiples of {LANE} wide, got {width}: allocate them with init_cache(platform='tpu')"
     if case.page_size % 8:
         return f"page_size must be a multiple of 8, got {case.page_size}"
     page_shape = (case.page_size, 2 * case.num_kv_heads, case.page_head_dim)  # of pairs as many elements
