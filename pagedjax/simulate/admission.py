@@ -206,14 +206,17 @@ def _lift(shape: Shape, run: Run, state: State, waiting: jax.Array, may: jax.Arr
     """Tenants that had nobody waiting, and have now, do not bring saved-up idle time along."""
     if shape.num_tenants == 1:
         return state
-    T = shape.num_tenants
-    queued = jnp.zeros(T, jnp.bool_).at[jnp.where(waiting, run.tenant, T)].set(True, mode="drop")
+    queued = _tenants_of(shape, run, waiting)
     least = jnp.min(jnp.where(state.queued, state.served, _INFINITE))
     least = jnp.where(jnp.any(state.queued), least, state.served[state.last_tenant])
     served = jnp.where(queued & ~state.queued, jnp.maximum(state.served, least), state.served)
-    return state.replace(
-        served=jnp.where(may, served, state.served), queued=jnp.where(may, queued, state.queued)
-    )
+    return state.replace(served=jnp.where(may, served, state.served))
+
+
+def _tenants_of(shape: Shape, run: Run, waiting: jax.Array) -> jax.Array:
+    """bool[tenants] who has a request among the masked ones bool[Q]."""
+    T = shape.num_tenants
+    return jnp.zeros(T, jnp.bool_).at[jnp.where(waiting, run.tenant, T)].set(True, mode="drop")
 
 
 def admit(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, jax.Array]:
@@ -223,9 +226,8 @@ def admit(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, j
     """
     Q, K = shape.num_requests, shape.num_slots
     here = arrived(run, state)
-    num_here = jnp.sum(here, dtype=jnp.int32)
     none_runs = ~jnp.any(occupied(shape, state.slots))
-    news = (run.policy != FIRST_COME) & (num_here > state.noticed)
+    news = (run.policy != FIRST_COME) & (jnp.sum(here, dtype=jnp.int32) > state.noticed)
     refused = state.refused & ~none_runs & ~news
     # A batch that ends together takes nobody in once it has begun.
     begun = run.request_level & jnp.any(occupied(shape, state.slots) & (state.slots.generated > 0))
@@ -301,22 +303,26 @@ def admit(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, j
     if shape.prefix_caching:
         end, choice = consider(start, None)
         choice = Choice(choice.request[None], choice.slot[None])
-        return _admit_cached(shape, run, state, start, end, choice, num_here, go)
+        return _admit_cached(shape, run, state, start, end, choice, here, go)
     end, choice = lax.scan(consider, start, None, length=shape.admitted)
     if not shape.grows:
         state = state.replace(memory=end.memory)
-    state = _keep(state, end, num_here, may)
+    state = _keep(shape, run, state, end, here, may)
     state = _place(shape, run, state, choice, jnp.zeros_like(choice.slot))
     return state, go & ~jnp.all(choice.slot < K)
 
 
-def _keep(state: State, end: _Picked, num_here: jax.Array, may: jax.Array) -> State:
+def _keep(shape: Shape, run: Run, state: State, end: _Picked, here: jax.Array, may: jax.Array) -> State:
+    queued = state.queued
+    if shape.num_tenants > 1:
+        queued = jnp.where(may, _tenants_of(shape, run, here & (end.status == WAITING)), queued)
     return state.replace(
         requests=state.requests.replace(status=end.status, service=end.service),
         slots=state.slots.replace(request=end.request),
         refused=jnp.where(may, end.refused, state.refused),
-        noticed=jnp.where(may & end.refused, num_here, state.noticed),
+        noticed=jnp.where(may & end.refused, jnp.sum(here, dtype=jnp.int32), state.noticed),
         served=end.served,
+        queued=queued,
         last_tenant=end.last,
     )
 
@@ -340,7 +346,7 @@ def _waits_for_prefix(shape: Shape, run: Run, state: State, i: jax.Array) -> jax
 
 
 def _admit_cached(
-    shape: Shape, run: Run, state: State, start: _Picked, end: _Picked, choice: Choice, num_here: jax.Array, go: jax.Array
+    shape: Shape, run: Run, state: State, start: _Picked, end: _Picked, choice: Choice, here: jax.Array, go: jax.Array
 ) -> tuple[State, jax.Array]:
     """The one candidate of a trip, where what it needs is known after its matched pages are mapped."""
     assert isinstance(state.memory, Pages)
@@ -366,7 +372,7 @@ def _admit_cached(
         first = yes & (at(state.requests.first_admitted, i)[0] < 0)
         less = jnp.where(first, jnp.float32(PROMPT_WEIGHT * shape.page_size) * found[0].astype(jnp.float32), 0.0)
         end = end._replace(served=end.served.at[end.last].add(-less))
-    state = _keep(state.replace(memory=memory), end, num_here, ~start.stop)
+    state = _keep(shape, run, state.replace(memory=memory), end, here, ~start.stop)
     choice = Choice(jnp.where(fits, i, Q), jnp.where(fits, slot, K))
     return _place(shape, run, state, choice, jnp.where(fits, found, 0)), go & ~yes
 
