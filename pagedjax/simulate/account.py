@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from pagedjax.pages import Pages
-from pagedjax.simulate.admission import arrived, decoding
+from pagedjax.simulate.grow import decoding
 from pagedjax.simulate.memory import at, free_pages, held, occupied, pages_of, pages_shared
+from pagedjax.simulate.order import arrived
 from pagedjax.simulate.state import FINISHED, Run, Shape, State
 
 
@@ -106,16 +107,18 @@ def add_usage(
     begins = (chunk > 0) & (slots.left == chunk)
     generated = n * _f32(jnp.where(decoding(shape, run, slots), steps, begins.astype(jnp.int32)))
     idle = steps == 0
-    return jnp.stack([
-        seconds,
-        steps.astype(jnp.float32),
-        running * seconds,
-        waiting * seconds,
-        jnp.where(idle, 0.0, usage.tokens * share),
-        jnp.where(idle, 0.0, usage.reserved * share),
-        jnp.where(idle, 0.0, usage.internal * share),
-        jnp.where(idle, 0.0, usage.mapped),
-        jnp.where(idle, 0.0, usage.distinct),
-        jnp.where(idle, 0.0, generated),
-        jnp.where(idle, 0.0, _f32(chunk)),
-    ])
+    return jnp.stack(
+        [
+            seconds,
+            steps.astype(jnp.float32),
+            running * seconds,
+            waiting * seconds,
+            jnp.where(idle, 0.0, usage.tokens * share),
+            jnp.where(idle, 0.0, usage.reserved * share),
+            jnp.where(idle, 0.0, usage.internal * share),
+            jnp.where(idle, 0.0, usage.mapped),
+            jnp.where(idle, 0.0, usage.distinct),
+            jnp.where(idle, 0.0, generated),
+            jnp.where(idle, 0.0, _f32(chunk)),
+        ]
+    )

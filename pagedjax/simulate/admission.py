@@ -1,4 +1,4 @@
-"""Who yields when pages run out, and who is let in: the host scheduler's rules as array programs."""
+"""Who is let in: the host scheduler's rules as an array program."""
 
 from __future__ import annotations
 
@@ -8,155 +8,24 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pagedjax.pages import Pages, cow, cow_need, match, remap
+from pagedjax.pages import Pages, match, remap
 from pagedjax.pages.baselines import Buddy, reserve
-from pagedjax.policy import OUTPUT_WEIGHT, POLICIES, PROMPT_WEIGHT, Features
+from pagedjax.policy import PROMPT_WEIGHT
+from pagedjax.simulate.grow import decoding
 from pagedjax.simulate.memory import (
     at,
     free_pages,
     give_back,
-    held,
     occupied,
     pages_of,
     pages_shared,
     pages_total,
-    pick,
     rows_of,
     take,
 )
+from pagedjax.simulate.order import FIRST_COME, arrived, running_left, scores
 from pagedjax.simulate.settle import token_ids
-from pagedjax.simulate.state import RUNNING, WAITING, Run, Shape, Slots, State
-
-FIRST_COME = 0
-"""Index of the policy under which whoever comes later changes nothing."""
-assert next(iter(POLICIES)) == "first_come"
-
-_INFINITE = jnp.inf
-
-
-def arrived(run: Run, state: State) -> jax.Array:
-    """bool[Q]"""
-    return (run.arrival - state.now[0] <= state.now[1]) & (run.prompt > 0)
-
-
-def scores(run: Run, state: State, service: jax.Array, left: jax.Array) -> jax.Array:
-    """f32[Q] what the policy says of each request; equal ones go by arrival.
-
-    Args:
-      service: f32[Q].
-      left: i32[Q] tokens to compute before it decodes; all of its own for one that waits.
-    """
-    known = run.prompt + state.requests.generated
-    features = Features(
-        arrival=jnp.arange(run.prompt.shape[0], dtype=jnp.int32),
-        priority=run.priority,
-        num_tokens=known,
-        num_computed=known - left,
-        num_cached=jnp.zeros_like(known),
-        max_tokens=run.prompt + run.output,
-        service=service,
-        waited=state.now[0] - run.arrival,
-        time_left=run.deadline - state.now[0],
-    )
-    # A traced choice: all of them are a few operations.
-    return jnp.stack([jnp.asarray(policy(features)) for policy in POLICIES.values()])[run.policy]
-
-
-def running_left(shape: Shape, run: Run, state: State) -> jax.Array:
-    """i32[Q] tokens to compute: of the slot where it runs, else all that is known."""
-    known = run.prompt + state.requests.generated
-    where = jnp.where(occupied(shape, state.slots), state.slots.request, shape.num_requests)
-    return known.at[where].set(state.slots.left, mode="drop")
-
-
-# Yielding
-
-
-def growth(shape: Shape, run: Run, state: State, steps: int | jax.Array = 1) -> jax.Array:
-    """i32[slots] pages that decoding slots take in the next `steps` iterations, copies aside."""
-    slots = state.slots
-    have = held(at(run.prompt, slots.request), slots)
-    grown = shape.samples * (pages_of(shape, have + steps) - pages_of(shape, have))
-    return jnp.where(decoding(shape, run, slots), grown, 0)
-
-
-def decoding(shape: Shape, run: Run, slots: Slots) -> jax.Array:
-    """bool[slots] runs, has its prompt computed, and is not at its end (as in a batch that ends together)."""
-    return occupied(shape, slots) & (slots.left == 0) & (slots.generated < at(run.output, slots.request)) & ~slots.ends
-
-
-def tail_rows(shape: Shape, run: Run, slots: Slots, chosen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """(rows, logical) i32[C * samples] that slots i32[C] (padded) write into next."""
-    column = pages_logical(shape, run, slots)
-    real = (chosen < shape.num_slots)[:, None]
-    rows = jnp.where(real, rows_of(shape, chosen), shape.num_rows).reshape(-1)
-    return rows, jnp.repeat(at(column, chosen), shape.samples)
-
-
-def pages_logical(shape: Shape, run: Run, slots: Slots) -> jax.Array:
-    """i32[slots] logical page of the next token."""
-    return held(at(run.prompt, slots.request), slots) // shape.page_size
-
-
-def copies(shape: Shape, run: Run, state: State) -> jax.Array:
-    """i32[slots] pages that the next token has copied, as other rows of the request hold the last page too."""
-    slots = state.slots
-    due = slots.shared_tail & decoding(shape, run, slots)
-    if not shape.beams:
-        return jnp.where(due, shape.samples - 1, 0)
-    assert isinstance(state.memory, Pages)
-    every = jnp.where(due, jnp.arange(shape.num_slots, dtype=jnp.int32), shape.num_slots)
-    need = cow_need(state.memory, *tail_rows(shape, run, slots, every))
-    return jnp.sum(need.reshape(shape.num_slots, shape.samples), axis=1, dtype=jnp.int32)
-
-
-def yield_pages(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, jax.Array]:
-    """Where running requests cannot all take their next token, the last in policy order yields, whole.
-
-    Returns the state, and whether nobody had to.
-    """
-    if not shape.grows:
-        return state, go
-    need = jnp.sum(growth(shape, run, state) + copies(shape, run, state), dtype=jnp.int32)
-    short = go & (need > free_pages(state.memory))
-    requests, slots = state.requests, state.slots
-    Q, K = shape.num_requests, shape.num_slots
-    score = scores(run, state, requests.service, running_left(shape, run, state))
-    score = jnp.where(requests.status == RUNNING, score, -_INFINITE)
-    # Of equal ones the youngest.
-    victim = (Q - 1 - jnp.argmax(score[::-1])).astype(jnp.int32)
-    slot = jnp.argmax(slots.request == victim).astype(jnp.int32)
-    pages = slots.pages[slot]
-    swaps = run.swap & (slots.left[slot] == 0) & (state.host_used + pages <= run.host_pages)
-    moved = jnp.where(short & swaps, pages, 0)
-    who, where = jnp.where(short, victim, Q), jnp.where(short, slot, K)
-    done = held(at(run.prompt, slots.request), slots)[slot]
-    requests = requests.replace(
-        status=requests.status.at[who].set(WAITING, mode="drop"),
-        generated=requests.generated.at[who].set(slots.generated[slot], mode="drop"),
-        swapped=requests.swapped.at[who].set(moved, mode="drop"),
-        preemptions=requests.preemptions.at[who].add(1, mode="drop"),
-    )
-    slots = slots.replace(
-        ends=slots.ends.at[where].set(True, mode="drop"),
-        # Copies that were due are no more.
-        shared_tail=slots.shared_tail.at[where].set(False, mode="drop"),
-    )
-    if shape.prefix_caching:
-        slots = slots.replace(unpublished=slots.unpublished.at[where].set(True, mode="drop"))
-    return state.replace(
-        requests=requests,
-        slots=slots,
-        refused=state.refused | short,
-        noticed=jnp.where(short, jnp.sum(arrived(run, state), dtype=jnp.int32), state.noticed),
-        moved=state.moved + moved,
-        host_used=state.host_used + moved,
-        swapped_out=state.swapped_out + moved,
-        recomputed=state.recomputed + jnp.where(short & ~swaps, done, 0),
-    ), go & ~short
-
-
-# Letting in
+from pagedjax.simulate.state import RUNNING, WAITING, Run, Shape, State
 
 
 class Choice(NamedTuple):
@@ -164,6 +33,15 @@ class Choice(NamedTuple):
 
     request: jax.Array
     slot: jax.Array
+
+
+class _View(NamedTuple):
+    """What is the same for all candidates of a trip."""
+
+    here: jax.Array  # bool[Q] has arrived
+    left: jax.Array  # i32[Q] tokens to compute
+    lanes: jax.Array  # i32 rows that decode
+    score: jax.Array  # f32[Q] of those that wait; with tenants it changes with each that is let in
 
 
 class _Picked(NamedTuple):
@@ -207,7 +85,7 @@ def _lift(shape: Shape, run: Run, state: State, waiting: jax.Array, may: jax.Arr
     if shape.num_tenants == 1:
         return state
     queued = _tenants_of(shape, run, waiting)
-    least = jnp.min(jnp.where(state.queued, state.served, _INFINITE))
+    least = jnp.min(jnp.where(state.queued, state.served, jnp.inf))
     least = jnp.where(jnp.any(state.queued), least, state.served[state.last_tenant])
     served = jnp.where(queued & ~state.queued, jnp.maximum(state.served, least), state.served)
     return state.replace(served=jnp.where(may, served, state.served))
@@ -217,6 +95,58 @@ def _tenants_of(shape: Shape, run: Run, waiting: jax.Array) -> jax.Array:
     """bool[tenants] who has a request among the masked ones bool[Q]."""
     T = shape.num_tenants
     return jnp.zeros(T, jnp.bool_).at[jnp.where(waiting, run.tenant, T)].set(True, mode="drop")
+
+
+def _consider(shape: Shape, run: Run, state: State, view: _View, carry: _Picked) -> tuple[_Picked, Choice]:
+    """The next candidate: the first in policy order of those that wait. It is let in, or stops it all."""
+    Q, K = shape.num_requests, shape.num_slots
+    here, left, lanes = view.here, view.left, view.lanes
+    score = view.score
+    if shape.num_tenants > 1:
+        score = scores(run, state, carry.served[run.tenant], left)
+    waits = here & (carry.status == WAITING)
+    i = jnp.argmin(jnp.where(waits, score, jnp.inf)).astype(jnp.int32)
+    i = jnp.where(jnp.any(waits & (score < jnp.inf)), i, jnp.argmax(waits).astype(jnp.int32))
+    slot = jnp.argmax(carry.request == Q).astype(jnp.int32)
+    there = waits[i] & (carry.request[slot] == Q) & (carry.count < run.max_running) & ~carry.stop
+    if shape.prefix_caching:
+        there = there & ~_waits_for_prefix(shape, run, state, i)
+    known = run.prompt[i] + state.requests.generated[i]
+    tokens = jnp.where(state.requests.swapped[i] > 0, 0, known)
+    if not shape.chunked_prefill:
+        # One prompt is let in, however long it is.
+        there = there & ((carry.prefill == 0) | (carry.prefill + lanes + tokens <= run.budget) | (tokens == 0))
+    need, memory = jnp.int32(0), carry.memory
+    if shape.grows:
+        want = expected(shape, run, run.prompt[i], run.output[i], state.requests.generated[i])
+        need = pages_total(shape, run.prompt[i], want) + (shape.samples if shape.beams else 0)
+        fits = (need <= carry.available) | (carry.count == 0)
+    else:
+        rows = rows_of(shape, slot[None])[0]
+        units = jnp.broadcast_to(pages_of(shape, run.asked[i]), rows.shape)
+        rows = jnp.where(there, rows, shape.num_rows)
+        memory, ok = reserve(memory, rows, units, together=shape.samples)
+        fits = ok[0]
+    if shape.prefix_caching:
+        fits = jnp.bool_(True)  # decided when it is known what the cache has
+    yes = there & fits
+    who = jnp.where(yes, i, Q)
+    new = run.tenant[i] if shape.num_tenants > 1 else jnp.int32(0)
+    first = state.requests.first_admitted[i] < 0
+    charge = jnp.where(yes & first, jnp.float32(PROMPT_WEIGHT) * known.astype(jnp.float32), 0.0)
+    return _Picked(
+        stop=carry.stop | ~yes,
+        refused=carry.refused | (there & ~fits),
+        status=carry.status.at[who].set(RUNNING, mode="drop"),
+        request=carry.request.at[jnp.where(yes, slot, K)].set(i, mode="drop"),
+        available=carry.available - jnp.where(yes, need, 0),
+        prefill=carry.prefill + jnp.where(yes, tokens, 0),
+        count=carry.count + yes.astype(jnp.int32),
+        served=carry.served.at[new].add(charge),
+        service=carry.service.at[who].set(carry.served[new], mode="drop"),
+        last=jnp.where(yes, new, carry.last),
+        memory=memory,
+    ), Choice(who, jnp.where(yes, slot, K))
 
 
 def admit(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, jax.Array]:
@@ -249,62 +179,20 @@ def admit(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, j
         memory=() if shape.grows else state.memory,
     )
     left = running_left(shape, run, state)
-    lanes = shape.samples * jnp.sum(decoding(shape, run, state.slots), dtype=jnp.int32)
-    still = scores(run, state, start.service, left)
-
-    def consider(carry: _Picked, _: None) -> tuple[_Picked, Choice]:
-        score = still
-        if shape.num_tenants > 1:
-            score = scores(run, state, carry.served[run.tenant], left)
-        waits = here & (carry.status == WAITING)
-        i = jnp.argmin(jnp.where(waits, score, _INFINITE)).astype(jnp.int32)
-        i = jnp.where(jnp.any(waits & (score < _INFINITE)), i, jnp.argmax(waits).astype(jnp.int32))
-        slot = jnp.argmax(carry.request == Q).astype(jnp.int32)
-        there = waits[i] & (carry.request[slot] == Q) & (carry.count < run.max_running) & ~carry.stop
-        if shape.prefix_caching:
-            there = there & ~_waits_for_prefix(shape, run, state, i)
-        known = run.prompt[i] + state.requests.generated[i]
-        tokens = jnp.where(state.requests.swapped[i] > 0, 0, known)
-        if not shape.chunked_prefill:
-            # One prompt is let in, however long it is.
-            there = there & ((carry.prefill == 0) | (carry.prefill + lanes + tokens <= run.budget) | (tokens == 0))
-        need, memory = jnp.int32(0), carry.memory
-        if shape.grows:
-            want = expected(shape, run, run.prompt[i], run.output[i], state.requests.generated[i])
-            need = pages_total(shape, run.prompt[i], want) + (shape.samples if shape.beams else 0)
-            fits = (need <= carry.available) | (carry.count == 0)
-        else:
-            rows = rows_of(shape, slot[None])[0]
-            units = jnp.broadcast_to(pages_of(shape, run.asked[i]), rows.shape)
-            rows = jnp.where(there, rows, shape.num_rows)
-            memory, ok = reserve(memory, rows, units, together=shape.samples)
-            fits = ok[0]
-        if shape.prefix_caching:
-            fits = jnp.bool_(True)  # decided when it is known what the cache has
-        yes = there & fits
-        who = jnp.where(yes, i, Q)
-        new = run.tenant[i] if shape.num_tenants > 1 else jnp.int32(0)
-        first = state.requests.first_admitted[i] < 0
-        charge = jnp.where(yes & first, jnp.float32(PROMPT_WEIGHT) * known.astype(jnp.float32), 0.0)
-        return _Picked(
-            stop=carry.stop | ~yes,
-            refused=carry.refused | (there & ~fits),
-            status=carry.status.at[who].set(RUNNING, mode="drop"),
-            request=carry.request.at[jnp.where(yes, slot, K)].set(i, mode="drop"),
-            available=carry.available - jnp.where(yes, need, 0),
-            prefill=carry.prefill + jnp.where(yes, tokens, 0),
-            count=carry.count + yes.astype(jnp.int32),
-            served=carry.served.at[new].add(charge),
-            service=carry.service.at[who].set(carry.served[new], mode="drop"),
-            last=jnp.where(yes, new, carry.last),
-            memory=memory,
-        ), Choice(who, jnp.where(yes, slot, K))
+    view = _View(
+        here=here,
+        left=left,
+        lanes=shape.samples * jnp.sum(decoding(shape, run, state.slots), dtype=jnp.int32),
+        score=scores(run, state, start.service, left),
+    )
 
     if shape.prefix_caching:
-        end, choice = consider(start, None)
+        end, choice = _consider(shape, run, state, view, start)
         choice = Choice(choice.request[None], choice.slot[None])
         return _admit_cached(shape, run, state, start, end, choice, here, go)
-    end, choice = lax.scan(consider, start, None, length=shape.admitted)
+    end, choice = lax.scan(
+        lambda carry, _: _consider(shape, run, state, view, carry), start, None, length=shape.admitted
+    )
     if not shape.grows:
         state = state.replace(memory=end.memory)
     state = _keep(shape, run, state, end, here, may)
@@ -447,33 +335,3 @@ def _take(
         own = jnp.where(apart[:, None], rows, R).reshape(-1)
         memory = take(shape, memory, own, jnp.repeat(logical - shared, n), shape.admitted * n * P)
     return state.replace(memory=memory)
-
-
-def copy_tails(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, jax.Array]:
-    """Copy-on-write for some of the slots whose rows share the page that they write into next.
-
-    Returns the state, and whether that was all of them.
-    """
-    if not shape.shares:
-        return state, go
-    assert isinstance(state.memory, Pages)
-    slots = state.slots
-    due = slots.shared_tail & decoding(shape, run, slots)
-    chosen = pick(due & go, shape.tidied)
-    memory, _, _ = cow(state.memory, *tail_rows(shape, run, slots, chosen))
-    slots = slots.replace(
-        shared_tail=slots.shared_tail.at[chosen].set(False, mode="drop"),
-        pages=slots.pages if shape.beams else slots.pages.at[chosen].add(shape.samples - 1, mode="drop"),
-    )
-    more = jnp.any(slots.shared_tail & decoding(shape, run, slots))
-    return state.replace(memory=memory, slots=slots), go & ~more
-
-
-def charge_output(shape: Shape, run: Run, state: State, tokens: jax.Array) -> jax.Array:
-    """f32[tenants] after slots generated `tokens` i32[slots]."""
-    if shape.num_tenants == 1:
-        return state.served
-    tenant = at(run.tenant, state.slots.request)
-    weight = jnp.where(occupied(shape, state.slots), tokens, 0).astype(jnp.float32) * jnp.float32(OUTPUT_WEIGHT)
-    return state.served.at[tenant].add(weight)
-

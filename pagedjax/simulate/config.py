@@ -28,7 +28,9 @@ class SimConfig:
         choices=SCHEMES,
     )
     preset: str = option("a100-opt-13b", "model, device and cache memory", choices=tuple(PRESETS))
-    calibration: str = option("", "a file of scripts/bench_step.py to take the times of a step from; empty: the preset's")
+    calibration: str = option(
+        "", "a file of scripts/bench_step.py to take the times of a step from; empty: the preset's"
+    )
     page_size: int = option(16, "tokens in a page, a chunk, or a unit of a reservation", low=1, high=2048)
     num_pages: int = option(0, "pages, chunks or units in all; 0: the preset's memory", low=0, high=2**22)
     max_model_len: int = option(2048, "tokens of the longest request", low=1, high=2**17)
@@ -36,7 +38,9 @@ class SimConfig:
     max_num_batched_tokens: int = option(2560, "tokens in one step", low=1, high=2**20)
     chunked_prefill: bool = option(False, "cut prompts to what the step's budget leaves, else they are computed whole")
     prefix_caching: bool = option(False, "keep pages of ended requests and map them into those that begin alike")
-    policy: str = option("first_come", "who goes first, and at the other end yields: a name in pagedjax.policy.POLICIES")
+    policy: str = option(
+        "first_come", "who goes first, and at the other end yields: a name in pagedjax.policy.POLICIES"
+    )
     growth_share: float = option(
         0.0, "share of a request's output for which pages must be free before it is let in", low=0.0, high=1.0
     )
@@ -47,7 +51,10 @@ class SimConfig:
         default=(), metadata={"help": "for each step the parent of each beam, repeated; needs scheme paged"}
     )
     attention_slowdown: float = option(
-        1.0, "factor on the time that attention takes to read the cache (paging costs 1.20 to 1.26 in the paper)", low=0.1, high=10
+        1.0,
+        "factor on the time that attention takes to read the cache (paging costs 1.20 to 1.26 in the paper)",
+        low=0.1,
+        high=10,
     )
     page_seconds: float = option(0.0, "seconds that attention takes for each page beside reading it", low=0.0, high=1.0)
     horizon: float = option(0.0, "seconds to simulate; 0: until all requests are finished", low=0.0, high=1e6)

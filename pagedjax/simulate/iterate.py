@@ -11,19 +11,10 @@ from jax import lax
 from pagedjax.pages import Pages, remap
 from pagedjax.pages.baselines import Buddy
 from pagedjax.simulate.account import Usage, add_usage, slot_usage
-from pagedjax.simulate.admission import (
-    FIRST_COME,
-    admit,
-    arrived,
-    charge_output,
-    copy_tails,
-    decoding,
-    growth,
-    running_left,
-    scores,
-    yield_pages,
-)
+from pagedjax.simulate.admission import admit
+from pagedjax.simulate.grow import copy_tails, decoding, growth, yield_pages
 from pagedjax.simulate.memory import at, free_pages, held, occupied, rows_of, take
+from pagedjax.simulate.order import FIRST_COME, arrived, charge_output, running_left, scores
 from pagedjax.simulate.settle import settle
 from pagedjax.simulate.state import (
     FINISHED,

@@ -83,4 +83,3 @@ def held(run_prompt: jax.Array, slots: Slots) -> jax.Array:
     """i32[slots] tokens whose keys and values a slot's first row holds, for slots' prompts i32[slots]."""
     known = run_prompt + slots.generated
     return jnp.where(slots.left > 0, jnp.maximum(known - slots.left, 0), jnp.maximum(known - 1, 0))
-

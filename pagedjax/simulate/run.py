@@ -138,7 +138,8 @@ def make_run(shape: Shape, config: SimConfig, workload: Workload) -> Run:
     """One run's parameters as arrays, padded to the shape's number of requests."""
     pad = shape.num_requests - workload.num_requests
     columns = {
-        field.name: jnp.asarray(np.pad(getattr(workload, field.name), (0, pad))) for field in dataclasses.fields(workload)
+        field.name: jnp.asarray(np.pad(getattr(workload, field.name), (0, pad)))
+        for field in dataclasses.fields(workload)
     }
     columns["deadline"] = columns["arrival"] + columns["deadline"]
     if shape.num_tenants == 1:
@@ -179,9 +180,7 @@ def _check_fits(config: SimConfig, workload: Workload) -> None:
         units = -(-int(tokens.max()) // size)
         largest = 1 << min((-(-config.max_model_len // size) - 1).bit_length(), config.total_pages.bit_length() - 1)
         if units > largest or n * (1 << (units - 1).bit_length()) > config.total_pages:
-            raise ValueError(
-                f"workload: {n} chunks of {units} units each do not fit into {config.total_pages} units"
-            )
+            raise ValueError(f"workload: {n} chunks of {units} units each do not fit into {config.total_pages} units")
         return
     shared = workload.prompt // size if config.family == "paged" and n > 1 else np.zeros_like(workload.prompt)
     pages = -(-(workload.prompt + workload.output) // size)

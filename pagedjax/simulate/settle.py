@@ -69,4 +69,3 @@ def clear(slots: Slots, chosen: jax.Array, num_requests: int) -> Slots:
         unpublished=put(slots.unpublished, False),
         forks=put(slots.forks, False),
     )
-

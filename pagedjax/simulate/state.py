@@ -171,9 +171,7 @@ def init_memory(shape: Shape) -> Pages | Chunks | Buddy:
             num_buckets=None if shape.prefix_caching else 1,
         )
     if shape.family == "chunks":
-        return init_chunks(
-            num_chunks=shape.num_pages, max_rows=shape.num_rows, max_chunks_per_row=shape.pages_per_row
-        )
+        return init_chunks(num_chunks=shape.num_pages, max_rows=shape.num_rows, max_chunks_per_row=shape.pages_per_row)
     if shape.family == "buddy":
         largest = max(shape.pages_per_row - 1, 0).bit_length()
         return init_buddy(num_units=shape.num_pages, max_rows=shape.num_rows, max_order=largest)

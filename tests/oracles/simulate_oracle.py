@@ -60,7 +60,9 @@ class Job:
     def token(self, t):
         prefix, prefix_tokens, stream, offset = self.text
         # Any injective map to 31 bits does: equal texts and positions, equal tokens.
-        return (prefix * 2 if t < prefix_tokens else stream * 2 + 1) * 100_000 + (t if t < prefix_tokens else t + offset)
+        return (prefix * 2 if t < prefix_tokens else stream * 2 + 1) * 100_000 + (
+            t if t < prefix_tokens else t + offset
+        )
 
 
 class SimulateOracle:
@@ -94,6 +96,7 @@ class SimulateOracle:
         self.moved = self.host_used = self.swapped_out = self.swapped_in = self.recomputed = 0
         tenants = int(w.tenant.max()) + 1 if config.policy == "fair_share" else 1
         self.served, self.queued, self.last = [0.0] * tenants, [False] * tenants, 0
+        self.bound = {}  # with beams: by rank, the most pages that a request can hold
         self.log, self.sums = [], dict.fromkeys(("tokens", "reserved", "internal", "mapped", "distinct"), 0)
         self.running_seconds = 0.0
 
@@ -126,7 +129,7 @@ class SimulateOracle:
     def pages(self, job):
         if self.c.beams and job.whole:
             # Which pages beams share is not planned with.
-            return self.bound.get(job.rank, 0)
+            return self.bound[job.rank]
         return len({page for row in self.rows(job) for page in self.table(row)})
 
     def expected(self, job):
@@ -135,7 +138,8 @@ class SimulateOracle:
 
     def outstanding(self):
         return sum(
-            max(self.total(job, self.expected(job)) - self.pages(job), 0) + (self.n if self.c.beams and job.whole else 0)
+            max(self.total(job, self.expected(job)) - self.pages(job), 0)
+            + (self.n if self.c.beams and job.whole else 0)
             for job in self.running()
         )
 
@@ -234,7 +238,12 @@ class SimulateOracle:
             tokens = 0 if job.swapped else job.known
             prefill = sum(other.left for other in self.running())
             whole = not self.c.chunked_prefill and not self.batch
-            if whole and tokens and prefill and prefill + self.n * len(self.decoding()) + tokens > self.c.max_num_batched_tokens:
+            if (
+                whole
+                and tokens
+                and prefill
+                and prefill + self.n * len(self.decoding()) + tokens > self.c.max_num_batched_tokens
+            ):
                 break
             if not self.place(job):
                 self.refused, self.noticed = True, len(self.arrived())
@@ -302,7 +311,7 @@ class SimulateOracle:
         else:
             assert all(self.memory.alloc([rows[0]], [logical - found]))
         if self.c.beams:
-            self.bound = {**getattr(self, "bound", {}), job.rank: self.total(job, logical * self.S) if apart else logical}
+            self.bound[job.rank] = self.total(job, logical * self.S) if apart else logical
 
     def asked(self, job):
         kind, longest = self.c.reservation, self.c.max_model_len
@@ -315,8 +324,6 @@ class SimulateOracle:
                 rows = self.rows(job)
                 assert all(self.memory.cow(rows, [job.held // self.S] * self.n)[1])
                 job.tail_shared = False
-                if self.c.beams:
-                    self.bound.setdefault(job.rank, 0)
 
     # An iteration
 
@@ -384,7 +391,7 @@ class SimulateOracle:
                     more = self.ceil(job.held + 1) - self.ceil(job.held)
                     assert all(self.memory.alloc(row, [more] * self.n))
                     if self.c.beams:
-                        self.bound[job.rank] = self.bound.get(job.rank, 0) + self.n * more
+                        self.bound[job.rank] += self.n * more
                 done[job.rank] = (job.held + 1, job.held + 1, self.n)
             elif job.left:
                 chunk = chunks.get(job.rank, 0)
@@ -442,7 +449,7 @@ class SimulateOracle:
             self.yield_pages()
             self.admit()
             if not self.running():
-                self.now = min(min(job.arrival for job in self.jobs if job.status == "waiting"), self.c.end)
+                self.now = min(*(job.arrival for job in self.jobs if job.status == "waiting"), self.c.end)
                 continue
             self.copy_tails()
             self.iterate()
