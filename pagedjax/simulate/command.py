@@ -142,10 +142,10 @@ def make_runs(config: CommandConfig) -> list[tuple[dict[str, Any], SimConfig, Wo
     for values in itertools.product(*swept.values()):
         label = {fields.get(name, name.removesuffix("s") if name != "samples" else name): value
                  for name, value in zip(swept, values, strict=True)}  # fmt: skip
-        system = dataclasses.replace(config.system, **{k: v for k, v in label.items() if k not in ("rate", "seed")})
-        workload = dataclasses.replace(
-            config.workload, **{k: float(v) if k == "rate" else v for k, v in label.items() if k in ("rate", "seed")}
-        )
+        changed: dict[str, Any] = {k: v for k, v in label.items() if k not in ("rate", "seed")}
+        system = dataclasses.replace(config.system, **changed)
+        varied: dict[str, Any] = {k: float(v) if k == "rate" else v for k, v in label.items() if k in ("rate", "seed")}
+        workload = dataclasses.replace(config.workload, **varied)
         made = make_workload(workload, system)
         if workload.kind == "trace" and "rate" in label:
             made = made.at_rate(label["rate"])
