@@ -1,0 +1,153 @@
+"""The command's configuration: a system, a workload, and lists of what to vary."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import itertools
+import typing
+from collections.abc import Mapping
+from typing import Any
+
+from ml_collections import config_dict
+
+from pagedjax.config import check, option, options
+from pagedjax.errors import ConfigError
+from pagedjax.simulate.config import SimConfig
+from pagedjax.simulate.workload import Workload, conversations, independent, read_trace
+
+
+@dataclasses.dataclass(frozen=True)
+class WorkloadConfig:
+    """What arrives."""
+
+    kind: str = option(
+        "independent",
+        "independent: requests one by one; chat: turns of conversations; trace: a file",
+        choices=("independent", "chat", "trace"),
+    )
+    trace: str = option(
+        "", "JSONL file with arrival (s), prompt and output (tokens) of a request a line; for kind trace"
+    )
+    lengths: str = option("sharegpt", "lengths with the means of this data set", choices=("sharegpt", "alpaca"))
+    num_requests: int = option(500, "requests", low=1, high=10**6)
+    rate: float = option(1.0, "requests a second; a trace keeps its own unless `rates` are given", low=1e-6, high=1e6)
+    burstiness: float = option(
+        1.0, "coefficient of variation of the time between arrivals; 1: Poisson, 0: even", low=0.0, high=100.0
+    )
+    prefix_tokens: int = option(0, "tokens that prompts begin with in common; for kind independent", low=0, high=2**17)
+    num_prefixes: int = option(1, "different ones of these", low=1, high=10**6)
+    num_tenants: int = option(1, "tenants, for policy fair_share", low=1, high=1024)
+    seed: int = option(0, "of lengths and times", low=0, high=2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class SweepConfig:
+    """What is varied: every combination is a run. Empty: the one value that `system` and `workload` have."""
+
+    rates: tuple[float, ...] = option((), "requests a second", low=1e-6, high=1e6)
+    schemes: tuple[str, ...] = option((), "as system.scheme")
+    page_sizes: tuple[int, ...] = option((), "as system.page_size, each with a program of its own", low=1, high=2048)
+    policies: tuple[str, ...] = option((), "as system.policy")
+    preemptions: tuple[str, ...] = option((), "as system.preemption")
+    samples: tuple[int, ...] = option((), "as system.samples, each with a program of its own", low=1, high=16)
+    seeds: tuple[int, ...] = option((), "as workload.seed", low=0, high=2**31 - 1)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommandConfig:
+    """All of it; `configs/simulate/*.py` start from `default_command_config()`."""
+
+    system: SimConfig = dataclasses.field(default_factory=SimConfig)
+    workload: WorkloadConfig = dataclasses.field(default_factory=WorkloadConfig)
+    sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
+
+
+def default_command_config() -> config_dict.ConfigDict:
+    """Every option at its default, as a ConfigDict whose fields can be set, also from the command line."""
+    return config_dict.ConfigDict(dataclasses.asdict(CommandConfig())).lock()
+
+
+def freeze(values: Mapping[str, Any] | config_dict.ConfigDict) -> CommandConfig:
+    """The typed configuration. ConfigError names what is unknown or out of range."""
+    sections = typing.get_type_hints(CommandConfig)
+    unknown = [name for name in values if name not in sections]
+    if unknown:
+        raise ConfigError(f"config.{unknown[0]}: no such section; there are {', '.join(sections)}")
+    config = CommandConfig(
+        **{name: _section(cls, f"{name}.", dict(values.get(name, {}).items())) for name, cls in sections.items()}
+    )
+    for name in ("workload", "sweep"):
+        for path, entry in options(getattr(config, name)):
+            check(f"{name}.{path}", entry.value, entry.type, entry.field.metadata)
+    return config
+
+
+def _section(cls: type, prefix: str, values: dict[str, Any]) -> Any:
+    hints = typing.get_type_hints(cls)
+    for key, value in values.items():
+        if key not in hints:
+            raise ConfigError(f"config.{prefix}{key}: no such option; there are {', '.join(hints)}")
+        if isinstance(value, str) and typing.get_origin(hints[key]) is tuple:
+            values[key] = _parse(f"{prefix}{key}", value)
+        elif isinstance(value, list):
+            values[key] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+        elif hints[key] is float and isinstance(value, int) and not isinstance(value, bool):
+            values[key] = float(value)
+    return cls(**values)
+
+
+def _parse(path: str, text: str) -> tuple:
+    """A list as a command line has it: (1, 2) or 1,2 or a,b."""
+    try:
+        value = ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return tuple(item.strip() for item in text.split(",") if item.strip())
+    if isinstance(value, (int, float, str)):
+        return (value,)
+    if not isinstance(value, (tuple, list)):
+        raise ConfigError(f"config.{path}: must be a list, got {text!r}")
+    return tuple(value)
+
+
+def make_workload(config: WorkloadConfig, system: SimConfig) -> Workload:
+    """The workload that a configuration describes. ConfigError where a trace cannot be read."""
+    if config.kind == "trace":
+        try:
+            return read_trace(config.trace)
+        except (OSError, ValueError) as e:
+            raise ConfigError(f"config.workload.trace: {e}") from None
+    common: dict[str, Any] = dict(seed=config.seed, cv=config.burstiness)
+    if config.kind == "chat":
+        half = system.max_model_len // 2
+        return conversations(
+            config.num_requests, config.rate, config.lengths, max_prompt=half, max_output=half, **common
+        )
+    return independent(
+        config.num_requests,
+        config.rate,
+        config.lengths,
+        prefix_tokens=config.prefix_tokens,
+        num_prefixes=config.num_prefixes,
+        num_tenants=config.num_tenants,
+        **common,
+    )
+
+
+def make_runs(config: CommandConfig) -> list[tuple[dict[str, Any], SimConfig, Workload]]:
+    """Every combination of what is varied: (what is special about it, system, workload)."""
+    swept = {name: values for name, values in dataclasses.asdict(config.sweep).items() if values}
+    runs = []
+    fields = {"schemes": "scheme", "page_sizes": "page_size", "policies": "policy", "preemptions": "preemption"}
+    for values in itertools.product(*swept.values()):
+        label = {fields.get(name, name.removesuffix("s") if name != "samples" else name): value
+                 for name, value in zip(swept, values, strict=True)}  # fmt: skip
+        changed: dict[str, Any] = {k: v for k, v in label.items() if k not in ("rate", "seed")}
+        system = dataclasses.replace(config.system, **changed)
+        varied: dict[str, Any] = {k: float(v) if k == "rate" else v for k, v in label.items() if k in ("rate", "seed")}
+        workload = dataclasses.replace(config.workload, **varied)
+        made = make_workload(workload, system)
+        if workload.kind == "trace" and "rate" in label:
+            made = made.at_rate(label["rate"])
+        runs.append((label, system, made))
+    return runs
