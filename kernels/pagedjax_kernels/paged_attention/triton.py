@@ -17,7 +17,6 @@ from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
 
-
 class Tiling(NamedTuple):
     """Attributes:
     block_m: rows of a tile, each one head of one query.
