@@ -4,6 +4,7 @@
   .venv/bin/python scripts/bench_kernels.py --output=benchmarks/kernels.json                          # on a GPU or TPU
   JAX_PLATFORMS=cpu .venv/bin/python scripts/bench_kernels.py --backends=native_cpu,xla --batches=1,8 \\
     --contexts=128,1024 --heads=9/3 --head_dim=64 --cold_mib=64 --copy_mib=64
+  .venv/bin/python scripts/bench_kernels.py --results=benchmarks/kernels.json --plot=kernels.png  # draws, measures nothing
 
 First each backend is held against `reference` on decode rows and on a mixed batch; one that is off ends the run with an
 error. Then it decodes: rows of `context` tokens each, pages scattered over the pool. Bandwidth is the bytes of the keys
@@ -13,23 +14,19 @@ and is what `share` refers to. Layers are taken in turns, so that no cache holds
 
 from __future__ import annotations
 
-import functools
 import itertools
 import json
 import pathlib
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import machine
-import numpy as np
 from absl import app, flags
 from jax import lax
-from pagedjax_kernels import KVCache, init_cache, paged_attention
+from kernel_calls import TOLERANCE, Model, best_seconds, call_seconds, cold_layers, error
 
 _BACKENDS = flags.DEFINE_list("backends", ["auto"], "attention backends")
 _BATCHES = flags.DEFINE_list("batches", ["1", "8", "64", "256"], "numbers of rows")
@@ -45,8 +42,8 @@ _COPY = flags.DEFINE_integer("copy_mib", 1024, "size of the array whose addition
 _STEPS = flags.DEFINE_integer("steps", 16, "calls in one compiled loop", lower_bound=1)
 _REPEAT = flags.DEFINE_integer("repeat", 5, "timings of each loop; the best counts", lower_bound=1)
 _OUTPUT = flags.DEFINE_string("output", "", "where to write the figures as JSON")
-
-TOLERANCE = {"float32": 2e-5, "bfloat16": 2e-2, "float16": 4e-3}
+_PLOT = flags.DEFINE_string("plot", "", "where to draw the bandwidth over the context, as PNG; needs pagedjax[plots]")
+_RESULTS = flags.DEFINE_string("results", "", "a JSON of --output to draw instead of measuring")
 
 
 class Shape(NamedTuple):
@@ -59,74 +56,25 @@ class Shape(NamedTuple):
     context: int
 
     @property
-    def pages(self) -> int:
-        """Pages of one row."""
-        return -(-self.context // self.page)
-
-
-def best_seconds(run: Callable[[], jax.Array]) -> float:
-    """The fastest of the repeats; the first call, which compiles, is not one."""
-    run().block_until_ready()
-    best = float("inf")
-    for _ in range(_REPEAT.value):
-        started = time.perf_counter()
-        run().block_until_ready()
-        best = min(best, time.perf_counter() - started)
-    return best
+    def model(self) -> Model:
+        """The rest is in the flags."""
+        kv_dtype = _KV_DTYPE.value or _DTYPE.value
+        return Model(self.heads, self.kv_heads, _DIM.value, self.page, _DTYPE.value, kv_dtype)
 
 
 def copy_bandwidth() -> float:
     """GB/s of x + 1, read and written in place: new memory would have to be mapped first."""
     x = jnp.zeros(_COPY.value << 18, jnp.float32)
     add = jax.jit(lambda x: lax.fori_loop(0, _STEPS.value, lambda _, x: x + 1, x))
-    return 2 * x.nbytes * _STEPS.value / best_seconds(lambda: add(x)) / 1e9
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def filled(cache: KVCache) -> KVCache:
-    """The cache full of numbers in [-1, 1] (times 1/100 of an int8), without random bits that would take more memory."""
-    shape = cache.kv_pages.shape
-    number = sum(
-        jnp.float32(step) * lax.broadcasted_iota(jnp.int32, shape, axis).astype(jnp.float32)
-        for axis, step in enumerate((0.7, 1.3, 0.37, 2.1, 0.9))
-    )
-    wave = jnp.sin(number) * (100 if cache.dtype == jnp.int8 else 1)
-    pages = wave.astype(cache.dtype)
-    if cache.kv_pages.dtype != cache.dtype:
-        pages = lax.bitcast_convert_type(pages, cache.kv_pages.dtype)
-    scales = None if cache.scales is None else jnp.full_like(cache.scales, 0.01 if cache.dtype == jnp.int8 else 1)
-    return KVCache(pages, scales)
-
-
-def make(shape: Shape, num_layers: int) -> tuple[KVCache, jax.Array]:
-    """A pool in which every row owns its pages, scattered; page 0 is nobody's."""
-    N = shape.batch * shape.pages + 1
-    dtype = _KV_DTYPE.value or _DTYPE.value
-    cache = filled(init_cache(num_layers, N, shape.page, shape.kv_heads, _DIM.value, dtype))
-    table = np.random.default_rng(0).permutation(np.arange(1, N, dtype=np.int32))
-    return cache, jnp.asarray(table.reshape(shape.batch, shape.pages))
-
-
-def error(backend: str, shape: Shape, q_lens: list[int], kv_lens: list[int]) -> float:
-    """The largest difference from `reference`."""
-    cache, table = make(shape, 2)
-    cu = jnp.asarray(np.concatenate([[0], np.cumsum(q_lens)]), jnp.int32)
-    q = jax.random.normal(jax.random.key(0), (sum(q_lens), shape.heads, _DIM.value), jnp.dtype(_DTYPE.value))
-    args = (q, cache, 1, table, jnp.asarray(kv_lens, jnp.int32), cu)
-    limit = 1 if max(q_lens) == 1 else None
-    got, want = (
-        np.asarray(jax.jit(lambda *a, b=b: paged_attention(*a, max_q_len=limit, backend=b))(*args)).astype(np.float32)
-        for b in (backend, "reference")
-    )
-    return float(np.max(np.abs(got - want))) if np.isfinite(got).all() else float("inf")
+    return 2 * x.nbytes * _STEPS.value / best_seconds(lambda: add(x), _REPEAT.value) / 1e9
 
 
 def check(backend: str, heads: int, kv_heads: int, page: int) -> dict[str, float]:
     """Errors on decode and mixed batches (if it serves those); too large a one ends the program."""
-    shape = Shape(heads, kv_heads, page, 4, 700)
-    errors = {"decode": error(backend, shape, [1, 1, 1, 1], [700, 1, page, page + 1])}
+    model = Shape(heads, kv_heads, page, 4, 700).model
+    errors = {"decode": error(backend, model, [1, 1, 1, 1], [700, 1, page, page + 1])}
     try:
-        errors["mixed"] = error(backend, shape, [1, 130, 7, 1], [600, 130, 300, 5])
+        errors["mixed"] = error(backend, model, [1, 130, 7, 1], [600, 130, 300, 5])
     except NotImplementedError as reason:
         print(reason, file=sys.stderr)
     for kind, size in errors.items():
@@ -138,38 +86,22 @@ def check(backend: str, heads: int, kv_heads: int, page: int) -> dict[str, float
     return errors
 
 
-def layer_bytes(shape: Shape) -> int:
-    """Keys and values that one call reads: of tokens, not of pages."""
-    itemsize = jnp.dtype(_KV_DTYPE.value or _DTYPE.value).itemsize
-    scale = 4 if (_KV_DTYPE.value or _DTYPE.value) in ("int8", "float8_e4m3fn") else 0
-    return shape.batch * shape.context * 2 * shape.kv_heads * (_DIM.value * itemsize + scale)
-
-
-def decode_seconds(backend: str, shape: Shape, num_layers: int) -> float:
-    """One call, of many in a compiled loop."""
-    cache, table = make(shape, num_layers)
-    lens, cu = jnp.full(shape.batch, shape.context, jnp.int32), jnp.arange(shape.batch + 1, dtype=jnp.int32)
-    q = jax.random.normal(jax.random.key(0), (shape.batch, shape.heads, _DIM.value), jnp.dtype(_DTYPE.value))
-    steps = max(_STEPS.value, num_layers)
-
-    @jax.jit
-    def run(q, cache):
-        def again(i, q):
-            return paged_attention(q, cache, i % num_layers, table, lens, cu, max_q_len=1, backend=backend)
-
-        return lax.fori_loop(0, steps, again, q)
-
-    return best_seconds(lambda: run(q, cache)) / steps
-
-
 def measure(backend: str, shape: Shape, copy: float) -> dict | None:
     """The figures of one shape; None where it does not fit."""
-    size = layer_bytes(shape)
-    num_layers = max(1, -(-(_COLD.value << 20) // size))
-    num_layers = min(num_layers, 1024)
+    tokens = shape.batch * shape.context
+    size, num_layers = tokens * shape.model.token_bytes, cold_layers(shape.model, tokens, _COLD.value << 20)
     if num_layers * size > _LIMIT.value * 2**30:
         return None
-    seconds = decode_seconds(backend, shape, num_layers)
+    seconds = call_seconds(
+        backend,
+        shape.model,
+        [1] * shape.batch,
+        [shape.context] * shape.batch,
+        width=shape.context,
+        num_layers=num_layers,
+        steps=_STEPS.value,
+        repeat=_REPEAT.value,
+    )
     rate = size / seconds / 1e9
     return {"backend": backend, **shape._asdict(), "us": seconds * 1e6, "gb_per_s": rate, "share": rate / copy}
 
@@ -185,6 +117,19 @@ def checked(backend: str, heads: int, kv_heads: int, page: int) -> dict:
 
 def main(argv: list[str]) -> None:
     del argv
+    if _RESULTS.value and not _PLOT.value:
+        raise app.UsageError("--results is what --plot draws: name a file for it")
+    report = json.loads(pathlib.Path(_RESULTS.value).read_text()) if _RESULTS.value else measured()
+    if _OUTPUT.value:
+        path = pathlib.Path(_OUTPUT.value)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(report, indent=1) + "\n")
+    if _PLOT.value:
+        draw(report, pathlib.Path(_PLOT.value))
+
+
+def measured() -> dict[str, Any]:
+    """Checks and times everything that the flags ask for, printing as it goes: the report."""
     copy = copy_bandwidth()
     print(f"{jax.devices()[0].device_kind}: an addition reads and writes {copy:.1f} GB/s")
     checks, results = [], []
@@ -200,16 +145,15 @@ def main(argv: list[str]) -> None:
                 continue
             results.append(found)
             print(f"{line}{found['us']:11.1f}{found['gb_per_s']:9.1f}{found['share']:8.1%}", flush=True)
-    if _OUTPUT.value:
-        write(pathlib.Path(_OUTPUT.value), copy, checks, results)
+    return described(copy, checks, results)
 
 
-def write(path: pathlib.Path, copy: float, checks: list[dict], results: list[dict]) -> None:
-    """The report as JSON."""
+def described(copy: float, checks: list[dict], results: list[dict]) -> dict[str, Any]:
+    """The report: what was found, and on what."""
     commit = subprocess.run(
         ["git", "rev-parse", "HEAD"], cwd=pathlib.Path(__file__).parent, capture_output=True, text=True, check=False
     ).stdout.strip()
-    report = {
+    return {
         "machine": machine.describe(),
         "jax": jax.__version__,
         "device": jax.devices()[0].device_kind,
@@ -222,8 +166,47 @@ def write(path: pathlib.Path, copy: float, checks: list[dict], results: list[dic
         "largest_error": checks,
         "decode": results,
     }
+
+
+def draw(report: dict[str, Any], path: pathlib.Path) -> None:
+    """Bandwidth over context, a line for each number of rows and page size, a panel for each backend and head count."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    rows = report["decode"]
+    panels = sorted({(r["backend"], r["heads"], r["kv_heads"]) for r in rows}, key=str)
+    lines = sorted({(r["batch"], r["page"]) for r in rows})
+    if not panels:
+        raise SystemExit("there is nothing to draw: no shape was measured")
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(1.5 + 4 * len(panels), 4), sharey=True, squeeze=False, layout="constrained"
+    )
+    batches, pages = sorted({b for b, _ in lines}), sorted({p for _, p in lines})
+    for axis, panel in zip(axes[0], panels, strict=True):
+        for batch, page in lines:
+            found = [r for r in rows if (r["backend"], r["heads"], r["kv_heads"]) == panel]
+            found = sorted((r["context"], r["gb_per_s"]) for r in found if (r["batch"], r["page"]) == (batch, page))
+            style = {
+                "color": f"C{batches.index(batch) % 10}",
+                "linestyle": ("-", "--", ":", "-.")[pages.index(page) % 4],
+            }
+            if found:
+                axis.plot(*zip(*found, strict=True), marker="o", label=f"{batch} rows, pages of {page}", **style)
+        axis.axhline(report["copy_gb_per_s"], color="grey", linewidth=0.8, label="plain addition")
+        axis.set(xscale="log", title="{}, {}/{} heads".format(*panel), xlabel="tokens a row", ylim=(0, None))
+        contexts = sorted({r["context"] for r in rows})
+        axis.set_xticks(contexts, map(str, contexts))
+        axis.minorticks_off()
+    axes[0][0].set_ylabel("keys and values read, GB/s")
+    figure.legend(*axes[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize="small")
+    figure.suptitle(
+        f"Decode attention on {report['device']}, {report['kv_dtype']} pages, head dim {report['head_dim']}"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
 
 
 if __name__ == "__main__":

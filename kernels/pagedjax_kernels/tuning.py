@@ -190,7 +190,7 @@ def parse(text: str, device: str) -> dict[tuple[str, ShapeClass], dict[str, int]
         _fields(entry["shape"], f"{place}.shape", set(ShapeClass._fields), set())
         shape = ShapeClass(**entry["shape"])
         for name, kind in zip(ShapeClass._fields, (str, str, int, int, int), strict=True):
-            value = getattr(shape, name)
+            value: Any = getattr(shape, name)
             right = type(value) is kind and (kind is str or value >= 1)
             _expect(
                 right, f"{place}.shape.{name}", f"must be {'a name' if kind is str else 'at least 1'}, got {value!r}"

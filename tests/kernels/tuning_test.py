@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import json
 import logging
+import pathlib
+import subprocess
+import sys
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 from pagedjax_kernels import native_cpu, paged_attention, tuning
 from pagedjax_kernels.hardware import Hardware, current_hardware
 from pagedjax_kernels.native_cpu.ops import attention_tiling
@@ -199,3 +204,101 @@ def test_the_cpu_it_runs_on_has_a_file_of_its_own():
     name = tuning.file_name(tuning.device_name(current_hardware()))
     assert name.endswith(".json")
     assert len(name) > len(".json")
+
+
+@pytest.fixture(scope="module")
+def tuner():
+    """scripts/tune_kernels.py as a module, its flags at their defaults."""
+    folder = pathlib.Path(__file__).resolve().parents[2] / "scripts"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder))
+        module = importlib.import_module("tune_kernels")
+        flags.FLAGS(["tune_kernels"])
+        yield module
+        for name in ("tune_kernels", "kernel_calls", "machine"):
+            sys.modules.pop(name, None)
+
+
+def test_the_tuner_knows_every_kernel_and_field(tuner):
+    assert tuner.SUBJECTS.keys() == tuning.KERNELS.keys()
+    for kernel, subject in tuner.SUBJECTS.items():
+        assert subject.values.keys() == tuning.KERNELS[kernel].knobs.keys()
+        for name, values in subject.values.items():
+            assert [tuning.KERNELS[kernel].knobs[name].wrong(value) for value in values] == [None] * len(values)
+
+
+def test_the_tuner_finds_the_fastest_and_drops_what_is_wrong(tuner, monkeypatch):
+    """Times that are made up: two fields that only together gain, one value that fails, one that is off."""
+    model = tuner.Model(32, 8, 128, 16, "bfloat16", "int8")
+    tried = []
+
+    def measure(timer, config):
+        tried.append(config)
+        if config["warps"] == 1:
+            raise RuntimeError("out of resource: shared memory\nRequired: many")
+        if config["splits"] == 64:
+            raise tuner.Dropped("is off by 0.5")
+        slow = abs(config["block_n"] - 64) + abs(config["stages"] - 2) * (2 - (config["block_n"] == 64))
+        return [1e-5 * (1 + slow)] * len(timer.names)
+
+    monkeypatch.setattr(tuner.Timer, "measure", measure)
+    monkeypatch.setattr(tuner.Timer, "again", lambda timer, config: None)
+    verdict, entry = tuner.tune("triton.decode", model)
+    assert entry["config"]["block_n"] == 64
+    assert entry["config"]["stages"] == 2
+    assert entry["shape"] == SHAPE
+    dropped = entry["measured"]["dropped"]
+    assert dropped.keys() == {"fails: out of resource: shared memory", "is off by 0.5"}
+    assert f"{sum(dropped.values())} dropped" in verdict
+    assert len(tried) == len({tuple(config.items()) for config in tried}) < 60, "each once"
+    monkeypatch.setattr(tuner.Timer, "measure", lambda timer, config: [1e-5] * len(timer.names))
+    assert tuner.tune("triton.decode", model)[1] is None, "no gain, no entry"
+
+
+def test_the_tuner_sees_wrong_results_and_rows_that_depend_on_others(tuner, monkeypatch):
+    """A backend that adds something to its output that depends on the number of rows."""
+    offset = [0.0]
+    right = tuner.kernel_calls.paged_attention
+
+    def wrong(q, cache, layer, table, *args, backend, **options):
+        out = right(q, cache, layer, table, *args, backend=backend, **options)
+        return out if backend == "reference" else out + (table.shape[0] - 3) * offset[0]
+
+    monkeypatch.setattr(tuner.kernel_calls, "paged_attention", wrong)
+    model = tuner.Model(2, 1, 8, 16, "float32", "float32")
+    timer = tuner.Timer("xla.decode", model, tuner.tqdm(disable=True))
+    monkeypatch.setattr(timer, "time", lambda q_lens, kv_lens: 1.0)
+    for offset[0], verdict in ((1.0, "is off by 1"), (1e-6, "makes a row depend on the others"), (0.0, 1.0)):
+        config = {"rows": 8, "block_tokens": 64}
+        timer.found.clear()
+        timer.seconds(config)
+        found = timer.found[tuple(config.items())]
+        assert found == verdict if isinstance(found, str) else set(found) == {verdict}
+
+
+def test_the_tuners_file_keeps_other_entries(tuner, tmp_path):
+    path = tmp_path / "some.json"
+    other = {"kernel": "triton.prefill", "shape": SHAPE, "config": TILINGS["triton.prefill"][1]}
+    path.write_text(json.dumps({**report(), "tuned": [*report()["tuned"], other]}))
+    new = {**report()["tuned"][0], "config": {**DECODE, "warps": 8}}
+    key = ("triton.decode", tuning.ShapeClass(**SHAPE))
+    text = tuner.merged(path, GPU.kind, {key}, [new])
+    assert {k: v["warps"] for (k, _), v in tuning.parse(text, GPU.kind).items()} == {
+        "triton.decode": 8,
+        "triton.prefill": 2,
+    }
+    assert [e["kernel"] for e in json.loads(tuner.merged(path, GPU.kind, {key}, []))["tuned"]] == ["triton.prefill"]
+    path.write_text("{")
+    with pytest.raises(SystemExit, match="is wrong, move it away first"):
+        tuner.merged(path, GPU.kind, set(), [])
+
+
+def test_the_benchmark_draws_its_report(tmp_path):
+    root = pathlib.Path(__file__).resolve().parents[2]
+    command = [sys.executable, "scripts/bench_kernels.py", "--results=benchmarks/kernels_cpu.json"]
+    plot = tmp_path / "new" / "kernels.png"
+    subprocess.run([*command, f"--plot={plot}"], cwd=root, check=True, timeout=600)
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    wrong = subprocess.run(command, cwd=root, capture_output=True, text=True, timeout=600, check=False)
+    assert wrong.returncode
+    assert "--plot" in wrong.stdout + wrong.stderr
