@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import FLOAT_DTYPES, PAIRS_REFUSED, QUANTIZED_DTYPES, KVCache
+from pagedjax_kernels.cache import FLOAT_DTYPES, LAYOUT_REFUSED, QUANTIZED_DTYPES, KVCache
 from pagedjax_kernels.hardware import Hardware, current_hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
@@ -55,8 +55,8 @@ def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
         return f"needs compute capability 8.0 or higher (Ampere), this GPU has {capability}"
     if case.kv_dtype == "float8_e4m3fn" and hardware.compute_capability < FP8_CAPABILITY:
         return f"float8_e4m3fn pages need compute capability 8.9 or higher, this GPU has {capability}"
-    if case.paired:
-        return PAIRS_REFUSED
+    if case.paired or case.packed_scales:
+        return LAYOUT_REFUSED
     if case.q_dtype not in FLOAT_DTYPES:
         return f"queries must be {', '.join(FLOAT_DTYPES)}, got {case.q_dtype}"
     if case.head_dim % 16 or not 16 <= case.head_dim <= 256:
