@@ -35,7 +35,7 @@ class Layout(enum.Enum):
     """K and V of a head side by side in one row, [K, 2D]: on TPUs, whose rows are 128 wide, for head dims up to 64."""
 
 
-PAIRS_REFUSED = "K and V lie in pairs, as on TPUs: allocate the pages with platform='gpu'"
+LAYOUT_REFUSED = "the pages lie as on TPUs: allocate them for this platform"
 
 
 class KVCache(NamedTuple):
@@ -46,7 +46,8 @@ class KVCache(NamedTuple):
         sharding that axis keeps pairs together. D is the padded head dim; the padding is zero in every written slot.
         Layout.PAIRS: [L, N, S, K, 2D], K of a head and then its V, which is the same order of elements.
         uint16 holds the bits of bfloat16 and uint8 those of float8_e4m3fn, where XLA does not update those in place.
-      scales: f32[L, N, S, 2K] for int8 and float8_e4m3fn pages (value = page element * scale), else None.
+      scales: f32[L, N, S, 2K] for int8 and float8_e4m3fn pages (value = page element * scale), else None. On TPUs
+        f32[L, N, X, 128], see `scales_shape`; `page_scales` reads both.
       layout: how kv_pages is to be read.
     """
 
@@ -57,6 +58,11 @@ class KVCache(NamedTuple):
     @property
     def paired(self) -> bool:
         return self.layout is Layout.PAIRS
+
+    @property
+    def packed_scales(self) -> bool:
+        """Whether a page's scales lie in rows of 128. (Where both shapes are one, 2K = 128 and X = S, so are the contents.)"""
+        return self.scales is not None and self.scales.shape[2:] != (self.page_size, 2 * self.num_kv_heads)
 
     @property
     def dtype(self) -> Any:
@@ -102,6 +108,33 @@ def padded_head_dim(head_dim: int, platform: str = "cpu") -> int:
     return -(-head_dim // LANE) * LANE
 
 
+def slot_stride(num_kv_heads: int) -> int:
+    """Scales from one slot to the next in rows of 128: 2K, rounded up to a power of two, so that no slot is cut."""
+    return 1 << (2 * num_kv_heads - 1).bit_length()
+
+
+def scales_shape(page_size: int, num_kv_heads: int, platform: str) -> tuple[int, int]:
+    """(S, 2K) of a page's scales; on TPUs (X, 128), slot after slot, `slot_stride` apart.
+
+    XLA would keep [.., S, 2K] on a TPU with the pages along the lanes, where a page cannot be copied as a whole. Rows are
+    a tile's: 1, 2, 4 or a multiple of 8. More than 64 KV heads stay as they are; no TPU kernel reads them.
+    """
+    stride = slot_stride(num_kv_heads)
+    if platform != "tpu" or stride > LANE:
+        return page_size, 2 * num_kv_heads
+    rows = -(-page_size * stride // LANE)
+    return next((n for n in (1, 2, 4) if n >= rows), -(-rows // 8) * 8), LANE
+
+
+def page_scales(x: jax.Array, cache: KVCache) -> jax.Array:
+    """Scales of some pages as they are kept, [.., S, 2K] or [.., X, 128] -> [.., S, 2K]."""
+    if not cache.packed_scales:
+        return x
+    size, stride = cache.page_size, slot_stride(cache.num_kv_heads)
+    x = x.reshape(*x.shape[:-2], -1)[..., : size * stride]
+    return x.reshape(*x.shape[:-1], size, stride)[..., : 2 * cache.num_kv_heads]
+
+
 def init_cache(
     num_layers: int,
     num_pages: int,
@@ -126,7 +159,7 @@ def init_cache(
 
     Returns:
       KVCache with kv_pages [L, N, S, 2K, D], or [L, N, S, K, 128] in Layout.PAIRS (on TPUs, for head dims up to 64), and,
-      for int8 and float8_e4m3fn, scales f32[L, N, S, 2K].
+      for int8 and float8_e4m3fn, scales f32[L, N, S, 2K] (on TPUs [L, N, X, 128]).
 
     Raises:
       ValueError: an argument out of range; names it, its value and the limit.
@@ -148,10 +181,12 @@ def init_cache(
     if name not in FLOAT_DTYPES + QUANTIZED_DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(FLOAT_DTYPES + QUANTIZED_DTYPES)}, got {name}")
     layout, dim = page_layout(head_dim, platform), padded_head_dim(head_dim, platform)
-    slots = (num_layers, num_pages, page_size)
+    pages = (num_layers, num_pages)
     row = (num_kv_heads, 2 * dim) if layout is Layout.PAIRS else (2 * num_kv_heads, dim)
-    scales = jnp.zeros((*slots, 2 * num_kv_heads), jnp.float32) if name in QUANTIZED_DTYPES else None
-    return KVCache(jnp.zeros((*slots, *row), storage_dtype(name, platform)), scales, layout)
+    scales = None
+    if name in QUANTIZED_DTYPES:
+        scales = jnp.zeros((*pages, *scales_shape(page_size, num_kv_heads, platform)), jnp.float32)
+    return KVCache(jnp.zeros((*pages, page_size, *row), storage_dtype(name, platform)), scales, layout)
 
 
 def slots_minor(rows: int, dtype: Any) -> bool:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from pagedjax_kernels.cache import Layout
 
 from pagedjax.config import Config, options
 from pagedjax.engine.differences import named_leaves
@@ -166,6 +167,7 @@ def engine_shape(engine: Engine) -> dict[str, Any]:
         "max_num_seqs": runner.max_rows,
         "max_model_len": runner.max_len,
         "cache_dtype": str(cache.dtype),
+        "kv_layout": cache.layout.value,
         "kv_pages": list(cache.kv_pages.shape),
         "host_pages": config.cache.host_pages,
         "prefix_caching": config.cache.prefix_caching,
@@ -182,7 +184,8 @@ def _check(engine: Engine, snapshot: Snapshot, folder: Path) -> None:
             f"{folder}: a snapshot of model {theirs['name']!r} (weights {theirs['weights']}), {what} "
             f"(weights {ours['weights']})"
         )
-    found, wanted = snapshot.description["shape"], engine_shape(engine)
+    # Snapshots from before there were layouts are of rows.
+    found, wanted = {"kv_layout": Layout.ROWS.value, **snapshot.description["shape"]}, engine_shape(engine)
     for name in {**wanted, **found}:
         if found.get(name) != wanted.get(name):
             raise SnapshotError(

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from pagedjax_kernels import KVCache, init_cache, kv_update
+from pagedjax_kernels.cache import page_scales
 
 from tests.oracles import attention_oracle
 
@@ -32,7 +33,7 @@ def contents(cache: KVCache) -> np.ndarray:
     """What the pages hold, in float64: [L, N * S, K, 2, D]."""
     x = np.asarray(cache.kv_pages).view(cache.dtype).astype(np.float64)
     x = x.reshape(x.shape[0], -1, cache.num_kv_heads, 2, cache.head_dim)  # the same order in every layout
-    return x if cache.scales is None else x * np.asarray(cache.scales).reshape(*x.shape[:-1], 1)
+    return x if cache.scales is None else x * np.asarray(page_scales(cache.scales, cache)).reshape(*x.shape[:-1], 1)
 
 
 def as_on_a_gpu(cache: KVCache) -> KVCache:

@@ -122,10 +122,11 @@ def test_fast_backends_equal_the_oracle(backend, case):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize(
-    ("dtype", "platform"),
-    [("float32", "cpu"), ("bfloat16", "cpu"), ("int8", "cpu"), ("float32", "tpu"), ("int8", "tpu")],
+    ("backend", "dtype", "platform"),
+    [(b, d, "cpu") for b in (*FAST, "reference") for d in ("float32", "bfloat16", "int8")]
+    + [(b, "float32", "tpu") for b in (*FAST, "reference")]
+    + [(b, "int8", "tpu") for b in ("xla", "reference")],
 )
-@pytest.mark.parametrize("backend", [*FAST, "reference"])
 def test_backends_on_a_mixed_batch(backend, dtype, platform):
     """On pages as a TPU has them, too: K and V of a head in one row."""
     q_lens, kv_lens = lengths("mixed", 8)

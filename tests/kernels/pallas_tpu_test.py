@@ -14,6 +14,7 @@ from pagedjax_kernels import dispatch, init_cache, paged_attention
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention import api
 from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu, pool_view
+from pagedjax_kernels.paged_attention.pallas_tpu_elements import WORD_ELEMENTS, computed_dtype, unpacked, widened
 from pagedjax_kernels.paged_attention.pallas_tpu_limits import why_not_pallas_tpu
 
 from tests.kernels.harness import make_call
@@ -60,6 +61,10 @@ CASES = {
     "mixed, long pages": ("mixed", (1, 8), 128, 64, "float32", {"window": 20, "sinks": True}),
     "mixed, window traced as 0": ("mixed", (1, 3), 64, 16, "float32", {"window": jnp.int32(0)}),
     "mixed, head dim 200 in pages of 256": ("mixed", (1, 2), 200, 16, "bfloat16", {}),
+    "decode, int8, 3 pairs": ("decode", (3, 2), 64, 16, "int8", {"window": 9, "sinks": True}),
+    "mixed, int8, 4 rows a slot": ("mixed", (2, 1), 128, 8, "int8", {"soft_cap": 2.0}),
+    "decode, float8, scales in three rows": ("decode", (5, 1), 64, 24, "float8_e4m3fn", {"window": jnp.int32(30)}),
+    "decode, float16, 2 rows a slot": ("decode", (1, 3), 128, 8, "float16", {}),
 }
 
 
@@ -119,6 +124,22 @@ def test_output_does_not_depend_on_batch_mates():
         lens = jnp.where(jnp.arange(3) == b, lens, 0)
         alone = np.asarray(run(jnp.roll(q, -int(starts[b]), axis=0), cache, layer, table, lens, cu))
         np.testing.assert_array_equal(alone[: q_lens[b]], together[starts[b] : starts[b + 1]])
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "int8", "float8_e4m3fn"])
+def test_every_element_of_a_word(dtype):
+    """All patterns of the type, in every place of a 32-bit word, against numpy: subnormal, infinite and NaN, too."""
+    bits, count = np.dtype(jnp.dtype(dtype)).itemsize * 8, WORD_ELEMENTS[dtype]
+    patterns = np.arange(2**bits).astype(f"uint{bits}")
+    words = np.stack([np.roll(patterns, i) for i in range(count)], axis=1)
+    loaded = jnp.asarray(words.view(np.uint32)[:, 0])
+    for i in range(count):
+        want = words[:, i].view(jnp.dtype(dtype)).astype(np.float32)
+        np.testing.assert_array_equal(unpacked(loaded, i, dtype), want)
+        exact = np.asarray(jnp.asarray(want).astype(computed_dtype(dtype)).astype(jnp.float32))
+        np.testing.assert_array_equal(exact, want)
+    if dtype == "float16":
+        np.testing.assert_array_equal(widened(jnp.asarray(patterns), dtype), patterns.view(np.float16).astype(np.float32))
 
 
 @pytest.mark.parametrize(
@@ -182,9 +203,9 @@ TPU = Hardware("tpu", "TPU v5 lite")
 @pytest.mark.parametrize(
     ("reason", "change"),
     [
-        ("pages must be float32 or bfloat16, got int8", {"kv_dtype": "int8"}),
-        ("pages must be float32 or bfloat16, got float8_e4m3fn", {"kv_dtype": "float8_e4m3fn"}),
-        ("queries must be float32 or bfloat16, got float16", {"q_dtype": "float16"}),
+        ("scales must lie in rows of 128", {"kv_dtype": "int8"}),
+        ("int8 pages must have at most 64 KV heads, got 65", {"kv_dtype": "int8", "num_kv_heads": 65}),
+        ("queries must be float32, bfloat16, float16, got float64", {"q_dtype": "float64"}),
         ("multiples of 128 wide, got 192", {"page_head_dim": 192}),
         ("got 64: allocate them with init_cache(platform='tpu')", {"page_head_dim": 64}),
         ("got 64: allocate", {"page_head_dim": 32, "paired": True}),
@@ -199,6 +220,7 @@ def test_refusals_are_named(reason, change):
 
 def test_serves_tpus_only_and_before_xla():
     assert why_not_pallas_tpu(TPU, CASE) is None
+    assert why_not_pallas_tpu(TPU, CASE._replace(kv_dtype="int8", packed_scales=True)) is None
     names = [b.name for b in api.BACKENDS]
     assert names.index("pallas_tpu") < names.index("xla")
     if jax.default_backend() != "tpu":

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from pagedjax_kernels import init_cache
 
 from pagedjax.pages import alloc, check
 from pagedjax.runner.state import init_state
@@ -42,9 +43,12 @@ def padded(*values):
 NO_GROUP = padded()
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "int8"])
-def test_round_trip_touches_nothing_else(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "platform"), [("float32", "cpu"), ("bfloat16", "cpu"), ("int8", "cpu"), ("int8", "tpu")]
+)
+def test_round_trip_touches_nothing_else(dtype, platform):
     state = make_state(dtype)
+    state = state.replace(cache=init_cache(2, 40, 4, 2, 16, dtype, platform=platform))
     rng = np.random.default_rng(0)
     noise = lambda x: jnp.asarray(rng.integers(-100, 100, x.shape).astype(x.dtype))  # noqa: E731
     state = state.replace(cache=jax.tree.map(noise, state.cache))

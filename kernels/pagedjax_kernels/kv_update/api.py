@@ -8,17 +8,18 @@ import jax
 import jax.numpy as jnp
 
 from pagedjax_kernels import dispatch, native_cpu
-from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.cache import LAYOUT_REFUSED, KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.kv_update.reference import kv_update_reference
 from pagedjax_kernels.kv_update.xla import kv_update_xla, kv_update_xla_tpu
 
 
 class UpdateCase(NamedTuple):
-    """The static facts of one call: dtypes of the pages and of what is written."""
+    """The static facts of one call: dtypes of the pages and of what is written, whether the scales lie as on TPUs."""
 
     kv_dtype: str
     dtype: str
+    packed_scales: bool
 
 
 def _why_not_native(hardware: Hardware, case: UpdateCase) -> str | None:
@@ -26,6 +27,8 @@ def _why_not_native(hardware: Hardware, case: UpdateCase) -> str | None:
         return "for CPUs only"
     if case.kv_dtype not in native_cpu.WRITABLE or case.dtype not in native_cpu.ACTIVATIONS:
         return f"it does not write {case.dtype} into {case.kv_dtype} pages"
+    if case.packed_scales:
+        return LAYOUT_REFUSED
     return native_cpu.why_not()
 
 
@@ -79,6 +82,6 @@ def kv_update(
         raise ValueError(f"slot_mapping must be [T] = ({k.shape[0]},), got {slot_mapping.shape}")
     if slot_mapping.dtype != jnp.int32:
         raise ValueError(f"slot_mapping must be int32, got {slot_mapping.dtype}")
-    case = UpdateCase(cache.dtype.name, jnp.dtype(k.dtype).name)
+    case = UpdateCase(cache.dtype.name, jnp.dtype(k.dtype).name, cache.packed_scales)
     chosen = dispatch.pick("kv_update", BACKENDS, backend, case)
     return chosen.run(cache, k, v, jnp.asarray(layer, jnp.int32), slot_mapping)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from pagedjax_kernels.cache import KVCache, to_storage
+from pagedjax_kernels.cache import LANE, KVCache, slot_stride, to_storage
 from pagedjax_kernels.kv_update.quantize import quantize
 
 
@@ -26,7 +26,11 @@ def kv_update_reference(
         token, scales = kv[t], cache.scales
         if scales is not None:
             token, scale = quantize(token, cache.dtype)
-            written = lax.dynamic_update_slice(scales, scale[None, None, None], (layer, page, offset, 0))
+            row, lane = offset, jnp.zeros_like(offset)
+            if cache.packed_scales:
+                stride = slot_stride(num_kv_heads)
+                row, lane = offset * stride // LANE, offset * stride % LANE
+            written = lax.dynamic_update_slice(scales, scale[None, None, None], (layer, page, row, lane))
             scales = jnp.where(inside, written, scales)
         token = to_storage(token.astype(cache.dtype), cache).reshape(cache.kv_pages.shape[3:])
         written = lax.dynamic_update_slice(cache.kv_pages, token[None, None, None], (layer, page, offset, 0, 0))

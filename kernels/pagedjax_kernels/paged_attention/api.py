@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from pagedjax_kernels import dispatch, native_cpu
-from pagedjax_kernels.cache import KVCache
+from pagedjax_kernels.cache import LAYOUT_REFUSED, KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 from pagedjax_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu, why_not_pallas_gpu
@@ -23,6 +23,8 @@ def _why_not_native(hardware: Hardware, case: AttentionCase) -> str | None:
         return "for CPUs only"
     if case.q_dtype not in native_cpu.ACTIVATIONS:
         return f"queries must be {', '.join(native_cpu.ACTIVATIONS)}, got {case.q_dtype}"
+    if case.packed_scales:
+        return LAYOUT_REFUSED
     return native_cpu.why_not()
 
 
@@ -151,4 +153,5 @@ def _checked(q, cache, page_table, kv_lens, cu_q_lens, scale, soft_cap, window, 
         window="none" if window is None or (isinstance(window, int) and window == 0) else "some",
         sinks=sinks is not None,
         paired=cache.paired,
+        packed_scales=cache.packed_scales,
     )

@@ -20,6 +20,7 @@ class AttentionCase(NamedTuple):
     window: "none" or "some" (static or traced; a traced one may still be 0, full attention).
     sinks: whether there are any.
     paired: whether K and V of a head lie in one row of the pages (Layout.PAIRS).
+    packed_scales: whether the scales lie as on TPUs.
     """
 
     num_tokens: int
@@ -38,6 +39,7 @@ class AttentionCase(NamedTuple):
     window: str
     sinks: bool
     paired: bool = False
+    packed_scales: bool = False
 
     @property
     def shape_class(self) -> ShapeClass:

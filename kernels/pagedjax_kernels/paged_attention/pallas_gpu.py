@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 
-from pagedjax_kernels.cache import FLOAT_DTYPES, PAIRS_REFUSED, KVCache
+from pagedjax_kernels.cache import FLOAT_DTYPES, LAYOUT_REFUSED, KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
@@ -32,8 +32,8 @@ def why_not_pallas_gpu(hardware: Hardware, case: AttentionCase) -> str | None:
         return "for NVIDIA GPUs only"
     if hardware.compute_capability < (8, 0):
         return f"needs compute capability 8.0 or higher, this GPU has {hardware.compute_capability}"
-    if case.paired:
-        return PAIRS_REFUSED
+    if case.paired or case.packed_scales:
+        return LAYOUT_REFUSED
     if case.max_q_len != 1:
         return "for decode only (max_q_len=1)"
     if case.q_dtype != case.kv_dtype or case.q_dtype not in FLOAT_DTYPES:

@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pagedjax_kernels.cache import KVCache, from_storage, slots_minor
+from pagedjax_kernels.cache import KVCache, from_storage, slot_stride, slots_minor
 from pagedjax_kernels.paged_attention.case import AttentionCase
 from pagedjax_kernels.paged_attention.pallas_tpu_kernel import LANES, Plan, Tables, attention_kernel
 
@@ -60,12 +61,20 @@ def paged_attention_pallas_tpu(
       tile_queries: most queries of a tile; None: as many as fit.
     """
     num_tokens, num_heads, dim = q.shape
-    pool, minor = pool_view(from_storage(cache.kv_pages, cache))
+    dtype = q.dtype
+    if dtype == jnp.float16:  # the kernel has no such elements
+        q = q.astype(jnp.float32)
+    pages = from_storage(cache.kv_pages, cache)
+    if cache.dtype == jnp.float16:
+        pages = lax.bitcast_convert_type(pages, jnp.uint16)
+    pool, minor = pool_view(pages)
+    # Where there are none, something that is not read.
+    scales = jnp.zeros((1, 1, 1, LANES), jnp.float32) if cache.scales is None else cache.scales
     group, width = num_heads // cache.num_kv_heads, pool.shape[-1]
     q = jnp.pad(q, ((0, 0), (0, 0), (0, width - dim))).reshape(num_tokens, cache.num_kv_heads, group, width)
     if sinks is not None:
         sinks = sinks.astype(jnp.float32).reshape(cache.num_kv_heads, 1, group)
-    run = functools.partial(_tiles, q, pool, layer, page_table, kv_lens, window, sinks, interpret=interpret)
+    run = functools.partial(_tiles, q, (pool, scales), layer, page_table, kv_lens, window, sinks, interpret=interpret)
     plan = Plan(
         queries=1,
         group=group,
@@ -75,6 +84,8 @@ def paged_attention_pallas_tpu(
         block_pages=_block_pages(pool, page_table.shape[1], cache.page_size, block_tokens),
         paired=cache.paired,
         slots_minor=minor,
+        kv_dtype=case.kv_dtype,
+        stride=0 if cache.scales is None else slot_stride(cache.num_kv_heads),
         scale=case.scale,
         soft_cap=case.soft_cap,
         window=window is not None,
@@ -95,7 +106,7 @@ def paged_attention_pallas_tpu(
             # Each token is in the output of one of the two at most, and zero in the other.
             out += run(starts, jnp.where(q_lens > 1, q_lens, 0), plan=plan._replace(queries=queries))
     out = out[..., width // 2 :] if cache.paired else out
-    return out.reshape(num_tokens, num_heads, -1)[..., :dim]
+    return out.reshape(num_tokens, num_heads, -1)[..., :dim].astype(dtype)
 
 
 def _block_pages(pool: jax.Array, max_pages: int, page_size: int, block_tokens: int | None) -> int:
@@ -107,7 +118,7 @@ def _block_pages(pool: jax.Array, max_pages: int, page_size: int, block_tokens: 
 
 def _tiles(
     q: jax.Array,
-    pool: jax.Array,
+    pages: tuple[jax.Array, jax.Array],
     layer: jax.Array,
     page_table: jax.Array,
     kv_lens: jax.Array,
@@ -144,7 +155,7 @@ def _tiles(
     tiles = q.at[token].get(mode="fill", fill_value=0)  # queries of padding may be NaN
     tiles = tiles.transpose(0, 2, 1, 3, 4).reshape(most, heads, queries * group, width)
     tiles = jnp.pad(tiles, ((0, 0), (0, 0), (0, plan.rows - queries * group), (0, 0)))
-    out = _call(tables, tiles, _sink_rows(sinks, plan), pool, plan, interpret)
+    out = _call(tables, tiles, _sink_rows(sinks, plan), pages, plan, interpret)
     out = out[:, :, : queries * group].reshape(most, heads, queries, group, width).transpose(0, 2, 1, 3, 4)
     return jnp.zeros_like(q).at[token].set(out, mode="drop")
 
@@ -157,8 +168,16 @@ def _sink_rows(sinks: jax.Array | None, plan: Plan) -> jax.Array:
     return jnp.pad(rows, ((0, 0), (0, plan.rows - rows.shape[1]), (0, 0)))
 
 
-def _call(tables: Tables, tiles: jax.Array, sinks: jax.Array, pool: jax.Array, plan: Plan, interpret: Any) -> jax.Array:
+def _call(
+    tables: Tables,
+    tiles: jax.Array,
+    sinks: jax.Array,
+    pages: tuple[jax.Array, jax.Array],
+    plan: Plan,
+    interpret: Any,
+) -> jax.Array:
     """The kernel on tiles [tiles, K, rows, W]; those that are not in use come back with anything in them."""
+    pool, scales = pages
     num_tiles, heads, rows, width = tiles.shape
 
     def tile_block(tile: jax.Array, scalars: Any, *_: Any) -> tuple:
@@ -181,10 +200,12 @@ def _call(tables: Tables, tiles: jax.Array, sinks: jax.Array, pool: jax.Array, p
                 block,
                 pl.BlockSpec(sinks.shape, lambda *_: (0, 0, 0)),
                 pl.BlockSpec(memory_space=pl.ANY),
+                pl.BlockSpec(memory_space=pl.ANY),
             ],
             out_specs=block,
             scratch_shapes=[
                 pltpu.VMEM(buffer, pool.dtype),
+                pltpu.VMEM((2, plan.block_pages if plan.stride else 1, *scales.shape[2:]), jnp.float32),
                 pltpu.SemaphoreType.DMA((2,)),
                 pltpu.SMEM((1,), jnp.int32),
                 state,
@@ -198,4 +219,4 @@ def _call(tables: Tables, tiles: jax.Array, sinks: jax.Array, pool: jax.Array, p
         interpret=interpret,
         name="paged_attention_decode" if plan.queries == 1 else "paged_attention_prefill",
     )
-    return call(*tables, tiles, sinks, pool)
+    return call(*tables, tiles, sinks, pool, scales)

@@ -11,6 +11,8 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from pagedjax_kernels.paged_attention.pallas_tpu_elements import WORD_ELEMENTS, computed_dtype, unpacked, widened
+
 LANES = 128
 # Below every score, and finite: the difference of two of them is 0, not NaN. What a query summed up over keys that it
 # may not see is scaled by exp(HIDDEN - score) = 0 at the first key that it sees; a query always sees itself.
@@ -29,6 +31,8 @@ class Plan(NamedTuple):
       block_pages: pages that are copied and computed together.
       paired: K and V of a head lie side by side in one row of 128 (head dim 64), else in rows of their own.
       slots_minor: a page arrives as [heads, slots, D], else as [slots, heads, D].
+      kv_dtype: of the pages' elements; the pool holds float16 as uint16.
+      stride: lanes from one slot's scales to the next one's; 0: no scales.
       scale, soft_cap: static floats; soft_cap None is off.
       window, sinks: whether there are any.
       interpret: whether an interpreter runs it.
@@ -42,6 +46,8 @@ class Plan(NamedTuple):
     block_pages: int
     paired: bool
     slots_minor: bool
+    kv_dtype: str
+    stride: int
     scale: float
     soft_cap: float | None
     window: bool
@@ -56,6 +62,11 @@ class Plan(NamedTuple):
     @property
     def block_tokens(self) -> int:
         return self.block_pages * self.page_size
+
+    @property
+    def scale_rows(self) -> int:
+        """Rows of 128 that a page's scales really fill."""
+        return -(-self.page_size * self.stride // LANES)
 
 
 class Tables(NamedTuple):
@@ -96,17 +107,20 @@ def attention_kernel(
     q: Any,
     sinks: Any,
     pool: Any,
+    scales: Any,
     out: Any,
     *scratch: Any,
     plan: Plan,
 ) -> None:
-    """q, out [1, K, rows, W] in VMEM; sinks f32[K, rows, 1] in VMEM; pool in HBM, see `pallas_tpu.pool_view`.
+    """q, out [1, K, rows, W] in VMEM; sinks f32[K, rows, 1] in VMEM; in HBM the pool, see `pallas_tpu.pool_view`, and
+    the scales f32[L, N, X, 128], which are not read where there are none.
 
-    Scratch, all of it kept from program to program: the blocks buffer [2, ...], its semaphores [2], the buffer that the
-    program's first block lies in i32[1] (SMEM); the running maximum and sum f32[K, rows, 128] and output f32[K, rows, W].
+    Scratch, all of it kept from program to program: the blocks buffer [2, ...], that of their scales f32[2, pages, X, 128],
+    semaphores [2], the buffer that the program's first block lies in i32[1] (SMEM); the running maximum and sum
+    f32[K, rows, 128] and output f32[K, rows, W].
     """
     tables = Tables(scalars, row, first, end, pages)
-    buffer, semaphores, turn, top, total, acc = scratch
+    buffer, scale_buffer, semaphores, turn, top, total, acc = scratch
     tile, num_tiles = pl.program_id(0), tables.scalars[0]
 
     def each_page(tile: jax.Array, block: jax.Array, slot: jax.Array, act: Callable[[Any], None]) -> None:
@@ -115,7 +129,11 @@ def attention_kernel(
         table = tables.row[tile] * plan.max_pages + begin
 
         def one(i: jax.Array, carry: None) -> None:
-            page = pool.at[tables.scalars[1], tables.pages[table + i]]
+            number = tables.pages[table + i]
+            page = pool.at[tables.scalars[1], number]
+            if plan.stride:
+                of = scales.at[tables.scalars[1], number]
+                act(pltpu.make_async_copy(of, scale_buffer.at[slot, i], semaphores.at[slot]))
             slots = pl.ds(pl.multiple_of(i * plan.page_size, plan.page_size), plan.page_size)
             if plan.slots_minor:
                 act(pltpu.make_async_copy(page, buffer.at[slot, :, slots], semaphores.at[slot]))
@@ -158,16 +176,16 @@ def attention_kernel(
 
             each_page(tile, block, slot, lambda copy: copy.wait())
             key = (begin + block * plan.block_pages) * plan.page_size
-            _attend(tables, tile, key, q, buffer.at[slot], (top, total, acc), plan)
+            _attend(tables, tile, key, q, (buffer.at[slot], scale_buffer.at[slot]), (top, total, acc), plan)
 
         lax.fori_loop(0, blocks, step, None)
         turn[0] = lax.rem(turned + blocks, 2)
         out[0] = (acc[...] / total[:, :, :1]).astype(out.dtype)
 
 
-def _attend(tables: Tables, tile: jax.Array, key: jax.Array, q: Any, block: Any, state: Any, plan: Plan) -> None:
+def _attend(tables: Tables, tile: jax.Array, key: jax.Array, q: Any, blocks: Any, state: Any, plan: Plan) -> None:
     """Adds the keys [key, key + block_tokens) to the running softmax of a tile."""
-    top, total, acc = state
+    (block, scale_block), (top, total, acc) = blocks, state
     first, tokens = tables.first[tile], plan.block_tokens
     # What none of the tile's queries sees may be nobody's: it is zeroed, in V too, as 0 * NaN is NaN.
     token = key + lax.broadcasted_iota(jnp.int32, (tokens, acc.shape[-1]), 0)
@@ -179,12 +197,19 @@ def _attend(tables: Tables, tile: jax.Array, key: jax.Array, q: Any, block: Any,
         window = tables.scalars[2]
         visible &= (window <= 0) | (seen > query - window)
 
+    scales = _token_scales(scale_block, plan) if plan.stride else None
+    if scales is not None:
+        token = key + lax.broadcasted_iota(jnp.int32, scales.shape, 1)
+        scales = jnp.where((token >= tables.begin(tile, plan)) & (token < tables.end[tile]), scales, 0)
+
     for head in range(plan.heads):
         k, v = _keys_values(block, head, owned, plan)
         queries = q[0, head]
         if queries.dtype != k.dtype:
             queries, k, v = (x.astype(jnp.float32) for x in (queries, k, v))
         scores = _dot(queries, k, 1) * plan.scale
+        if scales is not None:
+            scores *= scales[2 * head : 2 * head + 1]
         if plan.soft_cap is not None:
             scores = plan.soft_cap * jnp.tanh(scores / plan.soft_cap)
         scores = jnp.where(visible, scores, HIDDEN)
@@ -194,7 +219,29 @@ def _attend(tables: Tables, tile: jax.Array, key: jax.Array, q: Any, block: Any,
         sums = shrink * total[head, :, :1] + jnp.sum(weights, axis=1, keepdims=True)
         top[head] = jnp.broadcast_to(new, top.shape[1:])
         total[head] = jnp.broadcast_to(sums, total.shape[1:])
+        if scales is not None:
+            weights *= scales[2 * head + 1 : 2 * head + 2]
         acc[head] = shrink * acc[head] + _dot(weights.astype(v.dtype), v, 0)
+
+
+def _token_scales(block: Any, plan: Plan) -> jax.Array:
+    """Scales of a block's pages, [pages, X, 128] in VMEM -> f32[2K or more, tokens]: a row for each head's K, then its V.
+
+    In a page's rows they lie slot after slot. Each page's row goes to all of its tokens; a token keeps the lanes of its own
+    slot; a product with ones sorts them by head, exactly.
+    """
+    values, tokens = block[...], plan.block_tokens
+    heads = max(plan.stride, 8)
+    number = lax.broadcasted_iota(jnp.int32, (heads, LANES), 0)
+    ones = (lax.rem(lax.broadcasted_iota(jnp.int32, (heads, LANES), 1), plan.stride) == number).astype(jnp.float32)
+    slot = lax.rem(lax.broadcasted_iota(jnp.int32, (tokens, LANES), 0), plan.page_size)
+    lane = lax.broadcasted_iota(jnp.int32, (tokens, LANES), 1)
+    out = jnp.zeros((heads, tokens), jnp.float32)
+    for row in range(plan.scale_rows):
+        spread = jnp.broadcast_to(values[:, row : row + 1], (plan.block_pages, plan.page_size, LANES))
+        own = lax.div(row * LANES + lane, plan.stride) == slot
+        out += _dot(ones, jnp.where(own, spread.reshape(tokens, LANES), 0), 1)
+    return out
 
 
 def _dot(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
@@ -208,7 +255,7 @@ def _keys_values(block: Any, head: int, owned: jax.Array, plan: Plan) -> list[ja
     """The head's K and V [tokens, W] of a block in VMEM, zero where not owned. Paired: the same array twice."""
     rows = [head, head] if plan.paired else [2 * head, 2 * head + 1]
     if plan.slots_minor:
-        return [_zeroed(block[row], owned) for row in rows]
+        return [_zeroed(widened(block[row], plan.kv_dtype), owned, plan) for row in rows]
     parts = [_strided(block.at[lanes], rows, owned[:, :LANES], plan) for lanes in range(block.shape[0])]
     return [jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)]
 
@@ -216,20 +263,19 @@ def _keys_values(block: Any, head: int, owned: jax.Array, plan: Plan) -> list[ja
 def _strided(block: Any, rows: list[int], owned: jax.Array, plan: Plan) -> list[jax.Array]:
     """[:, row] of a block [tokens, rows, 128] in VMEM, zero where not owned: loads with a stride over sublanes.
 
-    They need 32-bit elements and 128 lanes. The rows are 2i and 2i + 1, or twice the same.
+    They need 32-bit elements and 128 lanes. The rows are 2i and 2i + 1, or twice the same: in one word, if not float32.
     """
     if plan.interpret:  # an interpreter has no such views of a ref
-        return [_zeroed(block[:, row], owned) for row in rows]
+        return [_zeroed(widened(block[:, row], plan.kv_dtype), owned, plan) for row in rows]
     tokens, stride, width = block.shape
-    flat = block.reshape(tokens * stride, width)
-    if block.dtype == jnp.float32:
-        return [jnp.where(owned, flat[pl.ds(row, tokens, stride)], 0) for row in rows]
-    # A word holds row 2i of bfloat16 (low) and row 2i + 1 (high); a bfloat16 is the high half of its float32.
-    words = flat.bitcast(jnp.uint32)[pl.ds(rows[0] // 2, tokens, stride // 2)]
-    words = jnp.where(owned, words, jnp.uint32(0))
-    halves = [words << 16, words & jnp.uint32(0xFFFF0000)]
-    return [pltpu.bitcast(halves[row % 2], jnp.float32).astype(jnp.bfloat16) for row in rows]
+    flat, count = block.reshape(tokens * stride, width), WORD_ELEMENTS[plan.kv_dtype]
+    if count == 1:
+        return [_zeroed(flat[pl.ds(row, tokens, stride)], owned, plan) for row in rows]
+    words = flat.bitcast(jnp.uint32)[pl.ds(rows[0] // count, tokens, stride // count)]
+    words = jnp.where(owned, words, jnp.uint32(0))  # a zero in every type
+    dtype = computed_dtype(plan.kv_dtype)
+    return [unpacked(words, row % count, plan.kv_dtype).astype(dtype) for row in rows]
 
 
-def _zeroed(x: jax.Array, owned: jax.Array) -> jax.Array:
-    return jnp.where(owned, x.astype(jnp.float32), 0).astype(x.dtype)
+def _zeroed(x: jax.Array, owned: jax.Array, plan: Plan) -> jax.Array:
+    return jnp.where(owned, x, 0).astype(computed_dtype(plan.kv_dtype))

@@ -6,7 +6,7 @@ import math
 
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import LANE
+from pagedjax_kernels.cache import FLOAT_DTYPES, LANE, QUANTIZED_DTYPES
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
@@ -15,6 +15,10 @@ MAX_TABLE = 2**17
 
 MAX_PAGE_BYTES = 4 * 2**20
 """Two of them are in VMEM."""
+
+
+MAX_QUANTIZED_HEADS = 64
+"""A slot's scales must fit in a row of 128."""
 
 
 def why_not_pallas_tpu(hardware: Hardware, case: AttentionCase) -> str | None:
@@ -26,10 +30,12 @@ def why_not_pallas_tpu(hardware: Hardware, case: AttentionCase) -> str | None:
 
 def unservable(case: AttentionCase) -> str | None:
     """What the kernel cannot compute, interpreted or not, however the pages are laid out."""
-    if case.kv_dtype not in ("float32", "bfloat16"):
-        return f"pages must be float32 or bfloat16, got {case.kv_dtype}"
-    if case.q_dtype not in ("float32", "bfloat16"):
-        return f"queries must be float32 or bfloat16, got {case.q_dtype}"
+    if case.q_dtype not in FLOAT_DTYPES:
+        return f"queries must be {', '.join(FLOAT_DTYPES)}, got {case.q_dtype}"
+    if case.kv_dtype in QUANTIZED_DTYPES and case.num_kv_heads > MAX_QUANTIZED_HEADS:
+        return f"{case.kv_dtype} pages must have at most {MAX_QUANTIZED_HEADS} KV heads, got {case.num_kv_heads}"
+    if case.kv_dtype in QUANTIZED_DTYPES and not case.packed_scales:
+        return "the scales must lie in rows of 128: allocate the pages with init_cache(platform='tpu')"
     width = case.page_head_dim * (2 if case.paired else 1)
     if width % LANE or (case.paired and width != LANE):
         # XLA keeps [.., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import KVCache, from_storage
+from pagedjax_kernels.cache import KVCache, from_storage, page_scales
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
 
@@ -28,7 +28,7 @@ def paged_attention_reference(
     kv = from_storage(cache.kv_pages[layer][page_table], cache).astype(jnp.float32)
     kv = kv.reshape(*kv.shape[:3], 2 * num_kv_heads, cache.head_dim)  # [B, P, S, 2K, D], of pairs, too
     if cache.scales is not None:
-        kv = kv * cache.scales[layer][page_table][..., None]
+        kv = kv * page_scales(cache.scales[layer][page_table], cache)[..., None]
     kv = kv.reshape(num_rows, length, num_kv_heads, 2, cache.head_dim)[..., :dim]
 
     token = jnp.arange(num_tokens, dtype=jnp.int32)

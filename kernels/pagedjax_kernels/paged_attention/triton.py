@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from pagedjax_kernels import triton_call, tuning
-from pagedjax_kernels.cache import FLOAT_DTYPES, PAIRS_REFUSED, QUANTIZED_DTYPES, KVCache
+from pagedjax_kernels.cache import FLOAT_DTYPES, LAYOUT_REFUSED, QUANTIZED_DTYPES, KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
 
@@ -50,8 +50,8 @@ def why_not_triton(hardware: Hardware, case: AttentionCase) -> str | None:
     reason = triton_call.why_not_here(hardware, case.kv_dtype)
     if reason is not None:
         return reason
-    if case.paired:
-        return PAIRS_REFUSED
+    if case.paired or case.packed_scales:
+        return LAYOUT_REFUSED
     if case.q_dtype not in FLOAT_DTYPES:
         return f"queries must be {', '.join(FLOAT_DTYPES)}, got {case.q_dtype}"
     if case.head_dim % 16 or not 16 <= case.head_dim <= 256:

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pagedjax_kernels.cache import KVCache, from_storage
+from pagedjax_kernels.cache import KVCache, from_storage, page_scales
 
 LOW = -1e30
 """Stands for minus infinity in running maxima: LOW - LOW is 0 where inf - inf is NaN."""
@@ -66,6 +66,13 @@ def load_keys_and_values(
     pages = jnp.broadcast_to(ids[..., None, :], (*ids.shape[:-1], cache.num_kv_heads, ids.shape[-1]))
     length = ids.shape[-1] * cache.page_size
 
+    def scales(which: int) -> jax.Array:  # [.., K, C, S]
+        if cache.packed_scales:
+            x = page_scales(cache.scales.at[layer, ids].get(mode="promise_in_bounds"), cache)
+            return jnp.moveaxis(x[..., which::2], -1, -3)
+        index = (layer, pages, slice(None), jnp.broadcast_to(2 * heads + which, pages.shape))
+        return cache.scales.at[index].get(mode="promise_in_bounds")
+
     def load(which: int) -> jax.Array:
         row = heads if cache.paired else 2 * heads + which
         index = (layer, pages, slice(None), jnp.broadcast_to(row, pages.shape))
@@ -73,8 +80,7 @@ def load_keys_and_values(
         x = from_storage(x, cache)[..., which * cache.head_dim :] if cache.paired else from_storage(x, cache)
         x = x[..., : cache.head_dim].astype(dtype)
         if cache.scales is not None:
-            index = (layer, pages, slice(None), jnp.broadcast_to(2 * heads + which, pages.shape))
-            x = x * cache.scales.at[index].get(mode="promise_in_bounds")[..., None].astype(dtype)
+            x = x * scales(which)[..., None].astype(dtype)
         return x.reshape(*pages.shape[:-1], length, cache.head_dim)
 
     return load(0), jnp.where(seen[..., None, :, None], load(1), 0)
