@@ -27,6 +27,7 @@ LAYERS = {
     "engine": 6,
     "simulate": 6,
     "planning": 6,
+    "benchmarking": 7,
     "server": 7,
     "serve": 8,
     "generate": 8,
