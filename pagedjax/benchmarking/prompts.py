@@ -103,10 +103,15 @@ class TextPrompts:
             raise ConfigError(
                 f"a text of {total} tokens was asked for, but the tokenizer adds {self._added} of its own to every text"
             )
-        words = [
-            self._words[i] for s in segments for i in _rng(self._seed, s.key).integers(0, len(self._words), s.length)
-        ]
-        return self.fit(" ".join(words[: total - self._added]), total)
+        # Segment by segment, so that none loses its tokens to another one, and equal beginnings are equal texts.
+        text, length = "", 0
+        for segment in segments:
+            length += segment.length
+            drawn = _rng(self._seed, segment.key).integers(0, len(self._words), segment.length)
+            text += "".join(self._words[i] for i in drawn)
+            if length > self._added:
+                text = self.fit(text, length)
+        return text
 
     def fit(self, text: str, num_tokens: int) -> str:
         """`text` with characters cut off or filler words added until it has exactly num_tokens tokens."""
@@ -133,7 +138,7 @@ class TextPrompts:
 
 
 def _single_token_words(tokenizer: Tokenizer) -> list[str]:
-    """Words that take one token each behind another word; any letters where the vocabulary has no such word."""
+    """Words, each behind a space, that take one token behind another word; letters where the vocabulary has no such."""
     ids = tokenizer.plain_ids
     if len(ids) > _PROBED_IDS:
         ids = np.random.default_rng(0).choice(ids, _PROBED_IDS, replace=False)
@@ -146,7 +151,7 @@ def _single_token_words(tokenizer: Tokenizer) -> list[str]:
                 words.append(word)
             if len(words) == _WANTED_WORDS:
                 break
-    return words or list("abcdefghijklmnopqrstuvwxyz")
+    return [f" {word}" for word in words] or list("abcdefghijklmnopqrstuvwxyz")
 
 
 def _rng(seed: int, key: tuple[int, ...]) -> np.random.Generator:

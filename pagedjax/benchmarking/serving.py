@@ -93,7 +93,9 @@ class SamplingOptions:
 class LoadOptions:
     """When requests are sent."""
 
-    request_rate: float = option(math.inf, "requests per second; inf: all at once", low=1e-6, high=math.inf)
+    request_rate: float = option(
+        math.inf, "requests per second; inf: all at once. A trace keeps its own times", low=1e-6, high=math.inf
+    )
     burstiness: float = option(
         1.0, "shape of the gamma-distributed gaps: 1 is a Poisson process, less is burstier", low=1e-3, high=1e6
     )
@@ -160,15 +162,14 @@ def serve(
     run = asyncio.run(_Run(server, dataset, load, sampling).measure())
     count_output(run.outcomes, run.tokenizer)
     metrics = compute_metrics(run.outcomes, run.duration, shown.metric_percentiles, objectives)
-    rate = load.request_rate
-    print(
-        report.format_report(metrics, shown.percentile_metrics, request_rate=rate, max_concurrency=load.max_concurrency)
-    )
+    # Kept before it is shown: a terminal that has gone must not cost the run.
     if shown.save_result or shown.save_detailed or shown.append_result:
         _save(run, metrics, (server, dataset, load, sampling, shown), metadata)
     if shown.plot_timeline:
         plot_timeline(run.outcomes, (limits[0], limits[1]), shown.plot_timeline)
         _say(f"timeline: {shown.plot_timeline}")
+    rate, limit = load.request_rate, load.max_concurrency
+    print(report.format_report(metrics, shown.percentile_metrics, request_rate=rate, max_concurrency=limit))
     return 0 if metrics.completed else 1
 
 

