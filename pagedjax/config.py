@@ -22,12 +22,16 @@ def option(
     low: float | None = None,
     high: float | None = None,
     choices: tuple = (),
+    repeated: bool = False,
 ) -> Any:
     """A dataclass field with its documentation and its range, both ends included.
 
-    0 or "" stand for "choose for me" where the help says so.
+    0 or "" stand for "choose for me" where the help says so. A number may be infinite where `high` is.
+
+    Args:
+      repeated: of a list whose items may hold commas: each is given by a flag of its own.
     """
-    metadata = {"help": help, "low": low, "high": high, "choices": choices}
+    metadata = {"help": help, "low": low, "high": high, "choices": choices, "repeated": repeated}
     if isinstance(default, tuple):
         return dataclasses.field(default_factory=lambda: default, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -254,10 +258,10 @@ def _plain(number: float) -> str:
     return str(number) if isinstance(number, int) else f"{number:g}"
 
 
-def check(path: str, value: Any, kind: Any, metadata: Any) -> None:
+def check(path: str, value: Any, kind: Any, metadata: Any, prefix: str = "config.") -> None:
     """Raises ConfigError, with the field's name, range and meaning, unless `value` is of type `kind` and in range."""
     if not _fits(value, kind, metadata):
-        raise ConfigError(f"config.{path}: must be {requirement(kind, metadata)}; got {value!r} ({metadata['help']})")
+        raise ConfigError(f"{prefix}{path}: must be {requirement(kind, metadata)}; got {value!r} ({metadata['help']})")
 
 
 def _fits(value: Any, kind: Any, metadata: Any) -> bool:
@@ -267,7 +271,8 @@ def _fits(value: Any, kind: Any, metadata: Any) -> bool:
         return isinstance(value, kind) and (not metadata["choices"] or value in metadata["choices"])
     if isinstance(value, bool) or not isinstance(value, int if kind is int else (int, float)):
         return False
-    return math.isfinite(value) and (metadata["low"] is None or metadata["low"] <= value <= metadata["high"])
+    finite = math.isfinite(value) or value == metadata["high"]
+    return finite and (metadata["low"] is None or metadata["low"] <= value <= metadata["high"])
 
 
 def unknown_key(path: str) -> ConfigError:

@@ -26,6 +26,7 @@ from pagedjax.errors import ConfigError, PagedJaxError
 _ARGUMENT = re.compile(r"--?(?P<no>no)?config(?:\.(?P<path>[^=]*))?(?:=(?P<value>.*))?", re.DOTALL)
 _HELP = {"--help", "-help", "-h", "-?", "--helpshort"}
 _SECRET = "server.api_keys"
+_DASHES = re.compile(r"(--?)(?!config\b)([A-Za-z][\w-]*)(=.*)?", re.DOTALL)
 
 
 def default_config_dict() -> config_dict.ConfigDict:
@@ -225,26 +226,142 @@ def describe(config: Config) -> str:
     return "\n".join([*lines, "", "    return config", ""])
 
 
-def help_text(usage: str, flag_values: absl_flags.FlagValues = absl_flags.FLAGS, module: str = "") -> str:
-    """The whole `--help` of a tool: its usage, its own flags, every option of the configuration."""
+def help_text(
+    usage: str,
+    flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
+    module: str = "",
+    tables: Sequence[type] = (),
+    with_config: bool = True,
+) -> str:
+    """The whole `--help` of a tool: its usage, its own flags, every option of the configuration.
+
+    Args:
+      module: the one that defined flags of the tool's own.
+      tables: dataclasses of options that are flags, see `run_with_options`.
+      with_config: whether the tool takes a configuration.
+    """
     lines = [usage.strip(), "", "flags:"]
     own = {f.name: f for f in flag_values.get_flags_for_module(module)} if module else {}
     rows = [(f"--{f.name}", f"{f.help} (default: {f.default!r})") for f in own.values()]
-    rows += [
-        (
-            "--config=FILE",
-            "a Python file with get_config(); the repository has some in configs/. Omitted: the defaults",
-        ),
-        ("--print_config", "print the effective configuration, as a file for --config, and exit"),
-        ("--helpfull", "also list the flags of the libraries in use"),
-    ]
-    for path, entry in options(Config()):
-        note = f"{entry.field.metadata['help']}; {requirement(entry.type, entry.field.metadata)}"
-        rows.append((f"--config.{path}", f"{note} (default: {entry.value!r})"))
+    rows += [(f"--{path}", _note(entry)) for table in tables for path, entry in options(table())]
+    if with_config:
+        rows += [
+            (
+                "--config=FILE",
+                "a Python file with get_config(); the repository has some in configs/. Omitted: the defaults",
+            ),
+            ("--print_config", "print the effective configuration, as a file for --config, and exit"),
+        ]
+    rows.append(("--helpfull", "also list the flags of the libraries in use"))
+    if with_config:
+        rows += [(f"--config.{path}", _note(entry)) for path, entry in options(Config())]
     for name, note in rows:
         lines.append(f"  {name}")
         lines += textwrap.wrap(note, 108, initial_indent="      ", subsequent_indent="      ")
     return "\n".join(lines)
+
+
+def _note(entry: Option) -> str:
+    default = ",".join(map(str, entry.value)) if isinstance(entry.value, tuple) else entry.value
+    return f"{entry.field.metadata['help']}; {requirement(entry.type, entry.field.metadata)} (default: {default!r})"
+
+
+def define_options(table: type, flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
+    """Defines a flag for each field of a dataclass made with `pagedjax.config.option`; `read_options` reads them."""
+    for name, entry in options(table()):
+        define: Callable[..., Any] = absl_flags.DEFINE_string
+        if entry.type is bool:
+            define = absl_flags.DEFINE_bool
+        elif typing.get_origin(entry.type) is tuple:
+            define = absl_flags.DEFINE_multi_string
+        define(name, None, entry.field.metadata["help"], flag_values)
+
+
+def read_options(table: type, flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> Any:
+    """An instance of `table` with what was given on the command line. ConfigError names the flag, its range and the text."""
+    given = {}
+    for name, entry in options(table()):
+        text = flag_values[name].value
+        if text is None:
+            continue
+        if isinstance(text, list) and not entry.field.metadata["repeated"]:
+            text = ",".join(text)
+        value = (
+            text if isinstance(text, bool) else tuple(text) if isinstance(text, list) else _convert(text, entry.type)
+        )
+        check(name, text if value is None else value, entry.type, entry.field.metadata, "--")
+        given[name] = value
+    return table(**given)
+
+
+def with_underscores(argv: Sequence[str]) -> list[str]:
+    """`--num-prompts` may be written for `--num_prompts`, as other tools have it."""
+    out = list(argv)
+    for i, argument in enumerate(argv):
+        if argument == "--":
+            break
+        if match := _DASHES.fullmatch(argument):
+            out[i] = match[1] + match[2].replace("-", "_") + (match[3] or "")
+    return out
+
+
+def run_with_options(
+    main: Callable[..., int | None], usage: str, tables: Sequence[type], argv: Sequence[str], *, with_config: bool
+) -> None:
+    """As `run`, for a tool whose flags are dataclasses: calls main(config, *instances), or main(*instances) without.
+
+    Args:
+      tables: dataclasses whose fields are flags of the same name; a default, range and meaning live there, once.
+      argv: with the program's name first.
+      with_config: whether the tool takes a configuration; without, `--config` is an unknown flag.
+    """
+    parsed: list[Any] = []
+
+    def parser(argv: Sequence[str]) -> list[str]:
+        for table in tables:
+            define_options(table)
+        if _HELP & set(argv[1:]):
+            print(help_text(usage, tables=tables, with_config=with_config))
+            sys.exit(0)
+        argv = with_underscores(argv)
+        try:
+            if with_config:
+                absl_flags.DEFINE_bool("print_config", False, "print the effective configuration and exit")
+                config, positional = parse(argv)
+                parsed.append(config)
+            else:
+                positional = _without_config(argv)
+            if positional:
+                raise ConfigError(f"unexpected argument {positional[0]!r}; options start with --")
+            parsed.extend(read_options(table) for table in tables)
+        except ConfigError as e:
+            fail(e)
+        if with_config and absl_flags.FLAGS.print_config:
+            print(describe(parsed[0]), end="")
+            sys.exit(0)
+        return [argv[0]]
+
+    app.run(lambda _: _guarded(lambda: main(*parsed)), argv=list(argv), flags_parser=parser)
+
+
+def _without_config(argv: Sequence[str]) -> list[str]:
+    if any(_ARGUMENT.fullmatch(argument) for argument in argv[1:]):
+        raise ConfigError("--config: this command builds no engine, so it takes no configuration")
+    try:
+        return absl_flags.FLAGS(list(argv))[1:]
+    except absl_flags.Error as e:
+        raise ConfigError(str(e)) from None
+
+
+def _guarded(work: Callable[[], int | None]) -> int | None:
+    """Our own errors as one line and exit status 1, Ctrl-C as 130."""
+    try:
+        return work()
+    except PagedJaxError as e:
+        fail(e)
+    except KeyboardInterrupt:
+        print(file=sys.stderr)
+        return 130
 
 
 def run(main: Callable[[Config], int | None], usage: str, module: str = "__main__") -> None:
@@ -274,17 +391,7 @@ def run(main: Callable[[Config], int | None], usage: str, module: str = "__main_
         parsed.append(config)
         return [argv[0]]
 
-    def guarded(argv: Sequence[str]) -> int | None:
-        del argv
-        try:
-            return main(parsed[0])
-        except PagedJaxError as e:
-            fail(e)
-        except KeyboardInterrupt:
-            print(file=sys.stderr)
-            return 130
-
-    app.run(guarded, flags_parser=parser)
+    app.run(lambda _: _guarded(lambda: main(parsed[0])), flags_parser=parser)
 
 
 def fail(error: Exception | str) -> typing.NoReturn:

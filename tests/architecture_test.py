@@ -26,6 +26,8 @@ LAYERS = {
     "scheduler": 5,
     "engine": 6,
     "simulate": 6,
+    "planning": 6,
+    "benchmarking": 7,
     "server": 7,
     "serve": 8,
     "generate": 8,
@@ -43,7 +45,7 @@ FOUNDATION = 1
 
 KERNELS_MAY_IMPORT = {"jax", "jaxlib", "jax_triton", "triton", "numpy", "pagedjax_kernels"}
 
-HOST_ONLY = ("types", "errors", "config", "scheduler", "pages/capacity.py")
+HOST_ONLY = ("types", "errors", "config", "scheduler", "pages/capacity.py", "pages/schemes.py")
 """These never touch a device array, so they do not import JAX either."""
 
 SOURCES = sorted((ROOT / "pagedjax").rglob("*.py")) + sorted((ROOT / "kernels").rglob("*.py"))

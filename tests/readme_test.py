@@ -15,7 +15,7 @@ import pytest
 from pagedjax_kernels.paged_attention.api import BACKENDS
 from starlette.testclient import TestClient
 
-from pagedjax import flags
+from pagedjax import bench, capacity, flags
 from pagedjax.config import Config, options
 from pagedjax.engine.llm import LLM
 from pagedjax.models import Llama
@@ -61,7 +61,15 @@ def command_lines(text):
                 yield words
 
 
-def own_flags(module):
+def option_flags(tables):
+    return {name for table in tables for name, _ in options(table())}
+
+
+def own_flags(module, command=""):
+    if module == "pagedjax.bench":
+        return option_flags(bench.COMMANDS[command].tables) | {"help", "print_config"}
+    if module == "pagedjax.capacity":
+        return option_flags([capacity.CapacityOptions])
     spec = importlib.util.find_spec(module)
     spec = importlib.util.find_spec(f"{module}.__main__") if spec.submodule_search_locations else spec
     source = pathlib.Path(spec.origin).read_text()
@@ -121,10 +129,11 @@ def test_commands_take_these_arguments(name):
             assert (ROOT / program).stat().st_mode & 0o100, f"{program} is not executable"
         if words[1:2] != ["-m"] or not words[2].startswith("pagedjax"):
             continue
+        command = arguments.pop(2) if words[2] == "pagedjax.bench" else ""
         file, _, rest = flags.split_arguments(arguments[2:])  # checks names and values of the configuration
         assert file is None or (ROOT / file).is_file()
         given = {word.lstrip("-").split("=")[0] for word in rest}
-        assert given <= own_flags(words[2]), words
+        assert given <= own_flags(words[2], command), words
 
 
 # Names
@@ -155,7 +164,8 @@ def test_options_and_modules_exist(name):
 
 
 def test_flags_exist():
-    known = own_flags("pagedjax.generate") | own_flags("pagedjax.convert") | {"config"}
+    known = own_flags("pagedjax.generate") | own_flags("pagedjax.convert") | own_flags("pagedjax.capacity") | {"config"}
+    known |= {name for command in bench.COMMANDS.values() for name in option_flags(command.tables)}
     for flag in re.findall(r"`--(?:no)?([a-z_]+)[^`]*`", README):
         assert flag in known, flag
 

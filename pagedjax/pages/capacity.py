@@ -81,6 +81,20 @@ def cache_memory(
     return max(0, usable.numerator // usable.denominator - weight_bytes - activation_bytes)
 
 
+def activation_bytes(
+    *, num_tokens: int, num_rows: int, hidden_size: int, intermediate_size: int, vocab_size: int
+) -> int:
+    """Bytes of one step's activations, estimated from above: the widest are the MLP's and, per sampling row, the logits.
+
+    Everything is counted in float32, with a factor for copies.
+
+    Args:
+      num_tokens: most tokens in one step.
+      num_rows: most rows that sample in it.
+    """
+    return 4 * num_tokens * (3 * intermediate_size + 8 * hidden_size) + 3 * 4 * num_rows * vocab_size
+
+
 def pages_that_fit(cache_bytes: int, page_bytes: int) -> int:
     """Pages of `page_bytes` in `cache_bytes`, the reserved page included: one less can be used."""
     _check("cache_bytes", cache_bytes, 0)

@@ -12,7 +12,7 @@ from pagedjax_kernels import init_cache
 from pagedjax.config import Config
 from pagedjax.errors import ConfigError
 from pagedjax.models import ModelSpec
-from pagedjax.pages.capacity import Footprint
+from pagedjax.pages.capacity import Footprint, activation_bytes
 
 GIB = 2**30
 MAX_CPU_POOL = 2 * GIB
@@ -92,9 +92,13 @@ def num_pages(config: Config, spec: ModelSpec, weight_bytes: int, max_len: int) 
             )
         return config.cache.num_pages
     page = _page_bytes(config, spec)
-    # Activations of one step: the widest are the MLP's and, per sampling row, the logits; counted with a factor for copies.
-    activations = 4 * config.scheduler.max_num_batched_tokens * (3 * spec.intermediate_size + 8 * spec.hidden_size)
-    activations += 3 * 4 * config.scheduler.max_num_seqs * spec.vocab_size
+    activations = activation_bytes(
+        num_tokens=config.scheduler.max_num_batched_tokens,
+        num_rows=config.scheduler.max_num_seqs,
+        hidden_size=spec.hidden_size,
+        intermediate_size=spec.intermediate_size,
+        vocab_size=spec.vocab_size,
+    )
     room = int(device_memory() * config.cache.memory_fraction) - weight_bytes - activations
     if _on_cpu():
         room = min(room, MAX_CPU_POOL)

@@ -95,6 +95,11 @@ def read_gguf(file: GGUFFile) -> tuple[ModelSpec, GGUFTensors]:
     return spec, GGUFTensors(file, _sources(file, spec))
 
 
+def read_spec(file: GGUFFile) -> ModelSpec:
+    """What the model is; no tensor is read. ModelLoadError as in `read_gguf`."""
+    return _spec(file)
+
+
 def _half_apart(array: np.ndarray, num_heads: int) -> np.ndarray:
     """Rows [heads * D, ...] with rotary pairs (2i, 2i + 1) reordered to pairs (i, i + D/2)."""
     rows = array.reshape(num_heads, -1, 2, *array.shape[1:])

@@ -10,6 +10,7 @@ from pagedjax.errors import ModelLoadError
 _ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(@[\w./-]+)?")
 _WANTED = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model", "merges.txt"]
 _UNWANTED = ["*/*", "consolidated*"]  # other formats and duplicates live in subfolders
+_WITHOUT_WEIGHTS = [pattern for pattern in _WANTED if pattern != "*.safetensors"]
 
 
 def is_model_id(path: str) -> bool:
@@ -23,13 +24,31 @@ def fetch_model(model_id: str) -> Path:
     Raises:
       ModelLoadError: no such model, no access, no network, or a model without safetensors.
     """
+    folder = _snapshot(model_id, _WANTED)
+    if not any(folder.glob("*.safetensors")):
+        raise ModelLoadError(
+            f"{model_id!r} publishes no safetensors; pagedjax reads neither pickles nor other formats from the hub"
+        )
+    return folder
+
+
+def fetch_description(model_id: str) -> Path:
+    """The folder with config.json and the tokenizer's files, without the weights.
+
+    Raises:
+      ModelLoadError: no such model, no access, no network.
+    """
+    return _snapshot(model_id, _WITHOUT_WEIGHTS)
+
+
+def _snapshot(model_id: str, patterns: list[str]) -> Path:
     import huggingface_hub
 
     name, _, revision = model_id.partition("@")
     try:
-        folder = Path(
+        return Path(
             huggingface_hub.snapshot_download(
-                name, revision=revision or None, allow_patterns=_WANTED, ignore_patterns=_UNWANTED
+                name, revision=revision or None, allow_patterns=patterns, ignore_patterns=_UNWANTED
             )
         )
     except Exception as error:  # the hub's client raises its own errors, httpx's and the system's
@@ -37,8 +56,3 @@ def fetch_model(model_id: str) -> Path:
             f"{model_id!r} is neither a local path nor a model that could be fetched from Hugging Face: {error}\n"
             f"Check the name and the network, set HF_TOKEN for a private or gated model, or give a local path"
         ) from error
-    if not any(folder.glob("*.safetensors")):
-        raise ModelLoadError(
-            f"{model_id!r} publishes no safetensors; pagedjax reads neither pickles nor other formats from the hub"
-        )
-    return folder

@@ -66,13 +66,8 @@ def load_checkpoint(folder: Path, dtype: Any, name: str | None = None) -> Loaded
     Raises:
       ModelLoadError: a missing or damaged part, or a checkpoint of a newer format; names it.
     """
-    description = read_json(folder / DESCRIPTION)
-    if description.get("format") != FORMAT:
-        raise ModelLoadError(
-            f"{folder}: a checkpoint of format {description.get('format')!r}; this version of pagedjax reads {FORMAT}"
-        )
+    description, spec = read_description(folder)
     try:
-        spec = _spec_from_json(description["spec"])
         stored_dtype = jnp.dtype(description["dtype"])
         eos_token_ids = tuple(int(i) for i in description["eos_token_ids"])
     except (KeyError, TypeError, ValueError) as error:
@@ -85,9 +80,31 @@ def load_checkpoint(folder: Path, dtype: Any, name: str | None = None) -> Loaded
     params = _restore(folder / "params", abstract_params)
     params = jax.tree.map(lambda x: x.astype(jnp.dtype(dtype)), params)
     nnx.replace_by_pure_dict(state, params)
-    tokenizer = load_tokenizer(folder / "tokenizer") if (folder / "tokenizer").is_dir() else None
+    tokenizer = tokenizer_of(folder)
     model = nnx.merge(graphdef, state)
     return LoadedModel(model, spec, tokenizer, name or str(description.get("name") or folder.name), eos_token_ids)
+
+
+def read_description(folder: Path) -> tuple[dict[str, Any], ModelSpec]:
+    """A checkpoint's description and what the model is; no weight is read.
+
+    Raises:
+      ModelLoadError: missing or damaged, or of a newer format.
+    """
+    description = read_json(folder / DESCRIPTION)
+    if description.get("format") != FORMAT:
+        raise ModelLoadError(
+            f"{folder}: a checkpoint of format {description.get('format')!r}; this version of pagedjax reads {FORMAT}"
+        )
+    try:
+        return description, _spec_from_json(description["spec"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ModelLoadError(f"{folder / DESCRIPTION}: damaged ({error!r})") from error
+
+
+def tokenizer_of(folder: Path) -> Any:
+    """The tokenizer in a checkpoint, None where there is none."""
+    return load_tokenizer(folder / "tokenizer") if (folder / "tokenizer").is_dir() else None
 
 
 def check_target(target: Path, overwrite: bool) -> None:

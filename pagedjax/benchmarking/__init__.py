@@ -1,0 +1,1 @@
+"""Benchmarks of servers and of the engine: the parts of `python -m pagedjax.bench`."""
