@@ -8,6 +8,7 @@ Nothing is measured here. Figures of the real engine are read from benchmarks/*.
 
 from __future__ import annotations
 
+import logging
 import pathlib
 import sys
 import time
@@ -16,6 +17,7 @@ import jax
 from absl import app, flags
 
 from pagedjax.flags import fail
+from pagedjax.folders import cache_folder
 from pagedjax.simulate.report.build import build
 from pagedjax.simulate.report.page import count_verdicts, write
 from pagedjax.simulate.report.section import FULL, QUICK, TINY, Scale
@@ -44,6 +46,11 @@ def main(argv: list[str]) -> None:
     scale = TINY if _TINY.value else QUICK if _QUICK.value else FULL
     folder = pathlib.Path(_BENCHMARKS.value)
     started = time.perf_counter()
+    # What JAX finds no driver for is nobody's concern here.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    # Most of a run is compilation; the next one finds it done.
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
     try:
         sections = build(scale, folder if folder.is_dir() else None)
         facts = {

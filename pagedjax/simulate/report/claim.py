@@ -40,7 +40,7 @@ class Claim:
       ours: what we got, formatted.
       kind: how we got it; one of KINDS.
       verdict: see the functions below.
-      rule: what decided, with numbers.
+      rule: what was asked for, with numbers.
       note: what a reader must know beside it.
       values: the bare numbers, for the JSON.
     """
@@ -121,7 +121,7 @@ def near(
         verdict = Verdict.DIRECTION
     else:
         verdict = Verdict.NOT
-    rule = f"the paper's number is in [{low:.{digits + 1}f}, {high:.{digits + 1}f}]"
+    rule = f"the paper's number in [{low:.{digits + 1}f}, {high:.{digits + 1}f}]"
     return Claim(
         source,
         what,
@@ -130,7 +130,7 @@ def near(
         f"{ours:.{digits}f}{unit}",
         kind,
         verdict,
-        rule if verdict == Verdict.REPRODUCED else rule.replace(" is in", " is not in"),
+        rule,
         note,
         {"paper": paper, "ours": ours, "low": low, "high": high},
     )
@@ -174,7 +174,7 @@ def within(
         f"{ours:.{digits}f}{unit}",
         kind,
         verdict,
-        f"ours is{'' if verdict == Verdict.REPRODUCED else ' not'} in [{low:g}, {high:g}]",
+        f"ours in [{low:g}, {high:g}]",
         note,
         {name: value for name, value in values.items() if math.isfinite(value)},
     )

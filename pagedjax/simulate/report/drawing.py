@@ -102,23 +102,27 @@ def rates(lines: Mapping[tuple[str, str], Mapping[str, Any]], threshold: float, 
     for i, dataset in enumerate(datasets):
         for j, preset in enumerate(presets):
             axes, case = grid[i][j], (preset, dataset)
+            ends = {scheme: line.sustained(threshold) for scheme, line in lines[case].items()}
+            order = sorted(ends, key=lambda scheme: ends[scheme])
             for k, (scheme, line) in enumerate(lines[case].items()):
-                colour, low = COLOURS[scheme], grids[case][scheme]
+                colour, tried = COLOURS[scheme], grids[case][scheme]
                 axes.plot(line.rates, line.latency, color=colour, marker="o", markersize=2.5, linewidth=1.5)
-                axes.plot(
-                    low, [-0.06 * top * (k + 1)] * 2, color=colour, alpha=0.35, linewidth=4, solid_capstyle="butt"
-                )
-                sustained = line.sustained(threshold)
-                axes.plot([sustained], [threshold], color=colour, marker="o", markersize=7)
+                y = -0.06 * top * (k + 1)
+                axes.plot(tried, [y, y], color=colour, alpha=0.35, linewidth=4, solid_capstyle="butt")
+                # One that stays below the threshold is named where it ends.
+                height = min(threshold, line.latency[-1])
+                axes.plot([ends[scheme]], [height], color=colour, marker="o", markersize=7)
                 axes.annotate(
                     _SHORT[scheme].replace("FasterTransformer", "FT"),
-                    (sustained, threshold),
-                    xytext=(0, 9 + 11 * (k % 3)),
+                    (ends[scheme], height),
+                    # Each on a line of its own, as neighbours may be close.
+                    xytext=(0, 8 + 11 * order.index(scheme)),
                     textcoords="offset points",
                     ha="center",
                     fontsize=8,
                     color=colour,
                     bbox=dict(facecolor="white", edgecolor="none", alpha=0.7, pad=0.5),
+                    arrowprops=dict(arrowstyle="-", color=colour, alpha=0.4, linewidth=0.8),
                 )
             axes.axhline(threshold, color="#999999", linewidth=0.8, linestyle=":")
             axes.axhline(0, color="#333333", linewidth=0.8)
@@ -133,29 +137,32 @@ def rates(lines: Mapping[tuple[str, str], Mapping[str, Any]], threshold: float, 
 
 def sharing(drawn: Mapping[str, Any], real: Mapping[str, Mapping[str, float]] | None) -> Figure:
     """Figure 15. Args: percent saved by width, for beams (least, most); the same of a real run, if there is one."""
-    figure = _figure(9, 3.6)
-    left, right = figure.subplots(1, 2)
-    for axes, kind, labels in ((left, "parallel", paper.PARALLEL_SAVED), (right, "beam", paper.BEAM_SAVED)):
+    figure = _figure(9, 3.8)
+    kinds = {"simulated (beams: least to most possible)": "#1f6f8b", "paper, OPT-13B": "#d8a79c"}
+    if real:
+        kinds["measured, SmolLM2-135M"] = "#5b8c5a"
+    ours, theirs, measured = [*kinds.values(), ""][:3]
+    for axes, kind, labels in zip(
+        figure.subplots(1, 2), ("parallel", "beam"), (paper.PARALLEL_SAVED, paper.BEAM_SAVED), strict=True
+    ):
         for i, (width, value) in enumerate(drawn[kind].items()):
-            if kind == "parallel":
-                axes.bar(i - 0.27, value, 0.25, color="#1f6f8b")
-                axes.text(i - 0.27, value, f"{value:.1f}\nsimulated", ha="center", va="bottom", fontsize=7)
-            else:
-                low, high = value
-                axes.bar(i - 0.27, high - low, 0.25, bottom=low, color="#cfe3ea", edgecolor="#1f6f8b")
-                axes.text(i - 0.27, high, f"{low:.0f} to {high:.0f}\npossible", ha="center", va="bottom", fontsize=7)
-            theirs = float(labels[width])
-            axes.bar(i, theirs, 0.25, color="#b5442e", alpha=0.55)
-            axes.text(i, theirs, f"{theirs:.1f}\npaper", ha="center", va="bottom", fontsize=7)
+            low, high = (0.0, value) if kind == "parallel" else value
+            axes.bar(i - 0.27, high - low, 0.25, bottom=low, color=ours)
+            text = f"{high:.1f}" if kind == "parallel" else f"{low:.0f}-{high:.0f}"
+            bars = [(-0.27, high, text), (0.0, float(labels[width]), labels[width])]
+            axes.bar(i, float(labels[width]), 0.25, color=theirs)
             if real and str(width) in real[kind]:
-                measured = real[kind][str(width)]
-                axes.bar(i + 0.27, measured, 0.25, color="#5b8c5a")
-                axes.text(i + 0.27, measured, f"{measured:.1f}\nreal run", ha="center", va="bottom", fontsize=7)
+                axes.bar(i + 0.27, real[kind][str(width)], 0.25, color=measured)
+                bars.append((0.27, real[kind][str(width)], f"{real[kind][str(width)]:.1f}"))
+            for offset, top, shown in bars:
+                axes.text(i + offset, top, shown, ha="center", va="bottom", fontsize=8)
         axes.set_xticks(range(len(drawn[kind])), [str(width) for width in drawn[kind]])
         name = "parallel samples" if kind == "parallel" else "beams"
-        axes.set(xlabel=f"{name} of a request", ylabel="pages saved by sharing, %")
-        axes.set_ylim(0, axes.get_ylim()[1] * 1.18)
+        axes.set(xlabel=f"{name} of a request (Alpaca)", ylabel="pages saved by sharing, %")
+        axes.set_ylim(0, axes.get_ylim()[1] * 1.08)
         _bare(axes)
+    handles = [axes.bar([0], [0], color=colour, label=name) for name, colour in kinds.items()]
+    figure.legend(handles=handles, loc="outside upper center", ncols=3, frameon=False)
     return figure
 
 
@@ -169,7 +176,7 @@ def prefixes(drawn: Mapping[str, Mapping[str, float]]) -> Figure:
             axes.text(rate, i, f" {rate:.2f}", va="center", fontsize=9)
         names = [_SHORT.get(name, f"pages,\n{name}") for name in by_system]
         axes.set_yticks(range(len(names)), names, fontsize=9)
-        axes.set(xlabel="requests a second at most (modelled)", xlim=(0, 1.25 * max(by_system.values())))
+        axes.set(xlabel="requests/s at most (modelled)", xlim=(0, 1.25 * max(by_system.values())))
         axes.set_title(title, fontsize=9)
         axes.invert_yaxis()
         _bare(axes)
@@ -216,9 +223,8 @@ def preemption(milliseconds: Mapping[str, Mapping[str, float]], tokens: int) -> 
     ):
         values = [sum(milliseconds[size][part] for part in parts) for size in names]
         axes.plot(range(len(names)), values, color=colour, marker="o", markersize=4)
-        axes.annotate(
-            name, (len(names) - 1, values[-1]), xytext=(0, 7), textcoords="offset points", ha="right", color=colour
-        )
+        # Where they are furthest apart in the paper: at the smallest pages.
+        axes.annotate(name, (0, values[0]), xytext=(8, 7), textcoords="offset points", color=colour)
     axes.set_xticks(range(len(names)), names)
     axes.set(xlabel="tokens in a page", ylabel=f"ms to bring back {tokens} tokens (measured)", ylim=(0, None))
     _bare(axes)
@@ -243,9 +249,9 @@ def allocation(running: Mapping[str, float], speed: Mapping[str, float], held: M
     }
     figure = _figure(10, 3.2)
     titles = (
-        "requests at once, while some wait",
-        "output tokens a second",
-        "slots that hold a token,\n% while some wait",
+        "requests at once,\nwhile some wait",
+        "output tokens\nper second",
+        "% of slots that hold a\ntoken, while some wait",
     )
     for k, (axes, title, values) in enumerate(zip(figure.subplots(1, 3), titles, (running, speed, held), strict=True)):
         for i, (name, value) in enumerate(values.items()):

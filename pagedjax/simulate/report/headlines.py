@@ -8,6 +8,7 @@ from typing import Any
 
 from pagedjax.pages.capacity import pages_for
 from pagedjax.simulate.config import SimConfig
+from pagedjax.simulate.report import paper
 from pagedjax.simulate.report.claim import Claim, Verdict, holds, unchecked, within
 from pagedjax.simulate.report.section import Scale, Section
 from pagedjax.simulate.report.systems import ORCA, run_named, system
@@ -160,14 +161,15 @@ def from_others(numbers: Mapping[str, Any]) -> list[Claim]:
             )
         )
     for case, systems in numbers["rates"].items():
-        if not case.endswith("sharegpt"):
+        preset, _, dataset = case.partition(" ")
+        if dataset != "sharegpt":
             continue
         for other in (*ORCA, "faster_transformer"):
             ratio = systems["paged"]["sustained"] / systems[other]["sustained"]
             claims.append(
                 within(
                     "Abstract",
-                    f"2-4x throughput at equal latency: {case}, over {other}",
+                    f"2-4x throughput at equal latency: {paper.MODELS[preset]}, ShareGPT, over {paper.SYSTEMS[other]}",
                     (2, 4),
                     ratio,
                     kind="modelled",

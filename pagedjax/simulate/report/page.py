@@ -67,7 +67,7 @@ def html(sections: Sequence[Section], images: dict[str, bytes], form: str) -> st
 
 def _cells(claim: Claim) -> list[str]:
     ours = claim.ours if claim.kind == "none" else f"{claim.ours} ({claim.kind})"
-    verdict = claim.verdict.value + (f" ({claim.rule})" if claim.rule else "")
+    verdict = claim.verdict.value + (f" (asked for: {claim.rule})" if claim.rule else "")
     notes = f"; {claim.note}" if claim.note else ""
     return [claim.source, claim.what, f"{claim.paper} [{claim.mark}]", ours, verdict + notes]
 

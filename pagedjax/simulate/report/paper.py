@@ -40,7 +40,9 @@ FT_BATCH = {  # [AE] the largest batch of FasterTransformer
     ("8xa100-opt-175b", "alpaca"): 80,
 }
 
-GRIDS = {  # [AE] least and most rate that the artifact tries: they bracket figure 12's knees
+GRIDS: dict[
+    tuple[str, str], dict[str, tuple[float, float]]
+] = {  # [AE] least and most rate that the artifact tries: they bracket figure 12's knees
     ("a100-opt-13b", "sharegpt"): {
         "paged": (1.0, 2.0),
         "orca_oracle": (0.5, 1.5),

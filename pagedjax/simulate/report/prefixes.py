@@ -28,7 +28,7 @@ _LONG = 4096
 def runs(scale: Scale) -> Iterator[tuple[Any, SimConfig, Workload]]:
     """Translations behind a prefix, conversations, and short chats behind a long system prompt."""
     num = scale.prefix_requests
-    cached = dict(prefix_caching=True, max_model_len=_LONG)
+    cached: dict[str, Any] = dict(prefix_caching=True, max_model_len=_LONG)
     for tokens in paper.PREFIX_GAIN:
         load = independent(num, _SATURATED, TRANSLATION, prefix_tokens=tokens)
         yield ("prefix", tokens, "paged"), system("paged", **cached), load
