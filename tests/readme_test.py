@@ -62,7 +62,9 @@ def command_lines(text):
 
 
 def own_flags(module):
-    source = pathlib.Path(importlib.util.find_spec(module).origin).read_text()
+    spec = importlib.util.find_spec(module)
+    spec = importlib.util.find_spec(f"{module}.__main__") if spec.submodule_search_locations else spec
+    source = pathlib.Path(spec.origin).read_text()
     return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source)) | {"help", "print_config"}
 
 

@@ -31,6 +31,9 @@ prompt when it is let in, one that waits for a prefix holds back those behind it
 a deadline orders but does not end a request, and a tenant is lifted to the least served one that had somebody waiting when
 somebody was last let in.
 
+In the authors' artifact FasterTransformer's batches are at most 5 requests for ShareGPT and 14 for Alpaca (OPT-13B): set
+`max_running`. Where 14 are to fit, `max_model_len` has to be smaller, as every request reserves that.
+
 Samples of a request (`samples`) all run to its output length, as in the paper's experiments. Beams go by a given pattern of
 survivors: `collapsing_beams` shares most, `parallel_beams` least; what a model does lies between.
 """

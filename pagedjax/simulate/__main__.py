@@ -1,6 +1,6 @@
 """Simulates serving systems in virtual time.
 
-python -m pagedjax.simulate --config=configs/simulate_sharegpt.py --output=out.json --plots=out
+python -m pagedjax.simulate --config=configs/simulate/sharegpt.py --output=out.json --plots=out
 python -m pagedjax.simulate --config.workload.rate=2 --config.system.scheme=orca_max
 python -m pagedjax.simulate --config.sweep.rates=0.5,1,2 --config.sweep.schemes=paged,orca_oracle
 
@@ -9,6 +9,7 @@ Times are those of a model of costs, not measured (see pagedjax.simulate.cost).
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import pathlib
 import sys
@@ -17,9 +18,8 @@ from typing import Any
 
 import jax
 from absl import app, flags
-from ml_collections import config_flags
+from ml_collections import config_dict, config_flags
 
-from pagedjax.errors import ConfigError
 from pagedjax.flags import fail
 from pagedjax.simulate.command import default_command_config, freeze, make_runs
 from pagedjax.simulate.plots import plot_results
@@ -63,17 +63,12 @@ def record(label: dict[str, Any], result: Result, with_series: bool) -> dict[str
     return out
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --")
-    try:
-        config = freeze(flags.FLAGS.config)
-        runs = make_runs(config)
-        started = time.perf_counter()
-        results = sweep([(system, workload) for _, system, workload in runs])
-        seconds = time.perf_counter() - started
-    except (ConfigError, ValueError) as e:
-        fail(e)
+def report(config: config_dict.ConfigDict, *, output: str, plots: str, with_series: bool) -> None:
+    """Simulate, print the table, write the files that are named. ConfigError, ValueError: what cannot be simulated."""
+    runs = make_runs(freeze(config))
+    started = time.perf_counter()
+    results = sweep([(system, workload) for _, system, workload in runs])
+    seconds = time.perf_counter() - started
     labels = [label for label, _, _ in runs]
     print(table(labels, results))
     trips, iterations = sum(r.trips for r in results), sum(r.iterations for r in results)
@@ -82,18 +77,26 @@ def main(argv: list[str]) -> None:
         f"{trips:,} trips, {seconds:.1f} s on {jax.default_backend()}",
         file=sys.stderr,
     )
-    if _OUTPUT.value:
-        path = pathlib.Path(_OUTPUT.value)
+    if output:
+        path = pathlib.Path(output)
         path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"config": json.loads(flags.FLAGS.config.to_json_best_effort()), "seconds": seconds}
-        document["runs"] = [record(label, r, _SERIES.value) for label, r in zip(labels, results, strict=True)]
+        document = {"config": json.loads(config.to_json_best_effort()), "seconds": seconds}
+        document["runs"] = [record(label, result, with_series) for label, result in zip(labels, results, strict=True)]
         path.write_text(json.dumps(document, indent=1))
-    if _PLOTS.value:
-        try:
-            for path in plot_results(labels, results, pathlib.Path(_PLOTS.value)):
-                print(path, file=sys.stderr)
-        except ImportError:
-            fail("--plots: needs matplotlib, pip install 'pagedjax[plots]'")
+    if plots:
+        for path in plot_results(labels, results, pathlib.Path(plots)):
+            print(path, file=sys.stderr)
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --")
+    if _PLOTS.value and importlib.util.find_spec("matplotlib") is None:
+        fail("--plots: needs matplotlib, pip install 'pagedjax[plots]'")
+    try:
+        report(flags.FLAGS.config, output=_OUTPUT.value, plots=_PLOTS.value, with_series=_SERIES.value)
+    except ValueError as e:
+        fail(e)
 
 
 def define_config(arguments: list[str]) -> None:

@@ -117,9 +117,14 @@ def _consider(shape: Shape, run: Run, state: State, view: _View, carry: _Picked)
         # One prompt is let in, however long it is.
         there = there & ((carry.prefill == 0) | (carry.prefill + lanes + tokens <= run.budget) | (tokens == 0))
     need, memory = jnp.int32(0), carry.memory
+    promised = need
     if shape.grows:
         want = expected(shape, run, run.prompt[i], run.output[i], state.requests.generated[i])
-        need = pages_total(shape, run.prompt[i], want) + (shape.samples if shape.beams else 0)
+        promised = need = pages_total(shape, run.prompt[i], want)
+        if shape.beams:
+            # A copy for each beam is kept free for those that go apart already, and is asked of everybody at first.
+            need = need + shape.samples
+            promised = promised + jnp.where(state.requests.generated[i] > 0, shape.samples, 0)
         fits = (need <= carry.available) | (carry.count == 0)
     else:
         rows = rows_of(shape, slot[None])[0]
@@ -139,7 +144,7 @@ def _consider(shape: Shape, run: Run, state: State, view: _View, carry: _Picked)
         refused=carry.refused | (there & ~fits),
         status=carry.status.at[who].set(RUNNING, mode="drop"),
         request=carry.request.at[jnp.where(yes, slot, K)].set(i, mode="drop"),
-        available=carry.available - jnp.where(yes, need, 0),
+        available=carry.available - jnp.where(yes, promised, 0),
         prefill=carry.prefill + jnp.where(yes, tokens, 0),
         count=carry.count + yes.astype(jnp.int32),
         served=carry.served.at[new].add(charge),
@@ -154,7 +159,7 @@ def admit(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, j
 
     Returns the state, and whether nobody else can be let in now.
     """
-    Q, K = shape.num_requests, shape.num_slots
+    K = shape.num_slots
     here = arrived(run, state)
     none_runs = ~jnp.any(occupied(shape, state.slots))
     news = (run.policy != FIRST_COME) & (jnp.sum(here, dtype=jnp.int32) > state.noticed)

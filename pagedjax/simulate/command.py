@@ -56,7 +56,7 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CommandConfig:
-    """All of it; `configs/simulate.py` and others start from `default_command_config()`."""
+    """All of it; `configs/simulate/*.py` start from `default_command_config()`."""
 
     system: SimConfig = dataclasses.field(default_factory=SimConfig)
     workload: WorkloadConfig = dataclasses.field(default_factory=WorkloadConfig)

@@ -57,6 +57,9 @@ class SimConfig:
         high=10,
     )
     page_seconds: float = option(0.0, "seconds that attention takes for each page beside reading it", low=0.0, high=1.0)
+    moved_page_seconds: float = option(
+        0.0, "seconds that each page moved to or from the host takes beside its bytes", low=0.0, high=1.0
+    )
     horizon: float = option(0.0, "seconds to simulate; 0: until all requests are finished", low=0.0, high=1e6)
 
     def __post_init__(self) -> None:
@@ -105,7 +108,11 @@ class SimConfig:
     def cost(self) -> StepCost:
         """Coefficients of a step's time, in seconds."""
         cost = calibrated(self.calibration) if self.calibration else preset_named(self.preset).cost
-        return cost._replace(per_context=cost.per_context * self.attention_slowdown, per_page=self.page_seconds)
+        return cost._replace(
+            per_context=cost.per_context * self.attention_slowdown,
+            per_page=self.page_seconds,
+            per_moved_page=self.moved_page_seconds,
+        )
 
     @property
     def end(self) -> float:

@@ -1,11 +1,12 @@
 """How long a step takes: a roofline of a named model on a named device, or one calibrated by a measurement.
 
     seconds = fixed + max(weights, per_token x T) + per_context x C + per_page x pages + per_pair x A + per_moved x M
+            + per_moved_page x N
 
 T   tokens that go through the linear layers in this step: one a decoding sequence, and the prompts' chunks
 C   tokens of context whose keys and values attention reads: each sequence's own, sharing reads nothing less
 A   pairs (query, key) in the prompts' chunks
-M   tokens of keys and values moved between device and host
+M   tokens of keys and values moved between device and host, in N pages, each a copy of its own
 
 with, for a model of W parameters in 2 bytes, L layers of width E, and c bytes of keys and values per token, on a device
 with bandwidth b, peak p FLOP/s, and host link h, of which shares (efficiencies) are reached:
@@ -36,6 +37,7 @@ class StepCost(NamedTuple):
     per_page: Any = 0.0  # looking up one page
     per_pair: Any = 0.0  # one query against one key, in prompts
     per_moved: Any = 0.0  # one token's keys and values to or from the host
+    per_moved_page: Any = 0.0  # starting the copies of one page to or from the host
 
 
 @dataclasses.dataclass(frozen=True)

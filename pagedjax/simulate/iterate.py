@@ -38,7 +38,7 @@ class Work(NamedTuple):
     rows: jax.Array  # f32 rows that it reads them for
     lanes: jax.Array  # f32 decoding rows
     pairs: jax.Array  # f32 query, key in prompts
-    moved: jax.Array  # f32 tokens to and from the host
+    moved: jax.Array  # f32 pages to and from the host
 
 
 def trip(shape: Shape, run: Run, state: State) -> State:
@@ -101,7 +101,7 @@ def plan(shape: Shape, run: Run, state: State) -> Work:
         rows=total(num_decoding) + total(prefills),
         lanes=total(num_decoding),
         pairs=jnp.sum(jnp.where(prefills, size * start + size * (size + 1) * 0.5, 0.0)),
-        moved=(state.moved * shape.page_size).astype(jnp.float32),
+        moved=state.moved.astype(jnp.float32),
     )
 
 
@@ -113,7 +113,8 @@ def seconds_of(shape: Shape, run: Run, work: Work, steps: jax.Array) -> jax.Arra
     half_page = cost.per_page * work.rows * (shape.page_size - 1) / (2 * shape.page_size)
     first = linear + per_context * work.context + half_page
     later = per_context * work.lanes * k * (k - 1) * 0.5
-    return k * first + later + (cost.per_pair * work.pairs + cost.per_moved * work.moved)
+    moved = (cost.per_moved * shape.page_size + cost.per_moved_page) * work.moved
+    return k * first + later + (cost.per_pair * work.pairs + moved)
 
 
 def steps_until(shape: Shape, run: Run, work: Work, gap: jax.Array) -> jax.Array:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -67,9 +68,7 @@ def sweep(runs: Iterable[tuple[SimConfig, Workload]], *, progress: bool = True) 
 
 
 def _run_batch(shape: Shape, members: Sequence[tuple[SimConfig, Workload]], bar: tqdm) -> list[Result]:
-    runs = [make_run(shape, config, workload) for config, workload in members]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *runs)
-    state = jax.vmap(functools.partial(init_state, shape))(stacked)
+    stacked, state = start(shape, members)
     before = sum(workload.num_requests for _, workload in members)
     padded = len(members) * shape.num_requests
     seen = 0
@@ -86,6 +85,18 @@ def _run_batch(shape: Shape, members: Sequence[tuple[SimConfig, Workload]], bar:
         read_result(config, workload, shape, jax.tree.map(lambda x, i=i: x[i], host))
         for i, (config, workload) in enumerate(members)
     ]
+
+
+def start(shape: Shape, members: Sequence[tuple[SimConfig, Workload]]) -> tuple[Run, State]:
+    """The parameters and first states of runs of one shape, stacked [B, ...]."""
+    runs = [make_run(shape, config, workload) for config, workload in members]
+    stacked: Run = jax.tree.map(lambda *x: jnp.asarray(np.stack(x)), *runs)
+    return stacked, _init(shape, stacked)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _init(shape: Shape, runs: Run) -> State:
+    return jax.vmap(functools.partial(init_state, shape))(runs)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3), donate_argnums=2)
@@ -135,37 +146,29 @@ def _shapes(runs: Sequence[tuple[SimConfig, Workload]]) -> list[Shape]:
 
 
 def make_run(shape: Shape, config: SimConfig, workload: Workload) -> Run:
-    """One run's parameters as arrays, padded to the shape's number of requests."""
+    """One run's parameters as NumPy arrays, padded to the shape's number of requests."""
     pad = shape.num_requests - workload.num_requests
-    columns = {
-        field.name: jnp.asarray(np.pad(getattr(workload, field.name), (0, pad)))
-        for field in dataclasses.fields(workload)
-    }
+    columns = {field.name: np.pad(getattr(workload, field.name), (0, pad)) for field in dataclasses.fields(workload)}
     columns["deadline"] = columns["arrival"] + columns["deadline"]
     if shape.num_tenants == 1:
-        columns["tenant"] = jnp.zeros_like(columns["tenant"])
+        columns["tenant"] = np.zeros_like(columns["tenant"])
     asked = np.zeros(workload.num_requests, np.int32)
     if config.reservation:
         asked = reservation(config.reservation, workload.prompt, workload.output, config.max_model_len)
     at_once = config.scheme == "faster_transformer"
-
-    def scalar(value: float | int | bool, dtype: type) -> jax.Array:
-        return jnp.asarray(value, dtype)
-
-    return Run(
-        **columns,
-        asked=jnp.asarray(np.pad(asked, (0, pad))),
-        cost=StepCost(*(scalar(value, jnp.float32) for value in config.cost)),
-        policy=scalar(list(POLICIES).index(config.policy), jnp.int32),
-        growth_share=scalar(config.growth_share, jnp.float32),
-        max_running=scalar(config.max_running, jnp.int32),
+    scalars: dict[str, Any] = dict(
+        policy=np.int32(list(POLICIES).index(config.policy)),
+        growth_share=np.float32(config.growth_share),
+        max_running=np.int32(config.max_running),
         # FasterTransformer computes all prompts of a batch in one step.
-        budget=scalar(2**30 if at_once else config.max_num_batched_tokens, jnp.int32),
-        request_level=scalar(at_once, jnp.bool_),
-        swap=scalar(config.preemption == "swap", jnp.bool_),
-        host_pages=scalar(config.total_host_pages, jnp.int32),
-        horizon=scalar(config.end, jnp.float32),
+        budget=np.int32(2**30 if at_once else config.max_num_batched_tokens),
+        request_level=np.bool_(at_once),
+        swap=np.bool_(config.preemption == "swap"),
+        host_pages=np.int32(config.total_host_pages),
+        horizon=np.float32(config.end),
     )
+    cost: Any = StepCost(*(np.float32(value) for value in config.cost))
+    return Run(**columns, **scalars, asked=np.pad(asked, (0, pad)), cost=cost)  # type: ignore[arg-type]
 
 
 def _check_fits(config: SimConfig, workload: Workload) -> None:

@@ -338,7 +338,7 @@ class SimulateOracle:
         return {rank: chunk for rank, chunk in out.items() if chunk}
 
     def seconds(self, chunks):
-        fixed, weights, per_token, per_context, per_page, per_pair, per_moved = self.cost
+        fixed, weights, per_token, per_context, per_page, per_pair, per_moved, per_moved_page = self.cost
         decoding = self.decoding()
         lanes = self.n * sum(not job.left for job in self.running())
         reads = [job.held + 1 for job in decoding for _ in range(self.n)]
@@ -350,8 +350,9 @@ class SimulateOracle:
                 pairs += q * job.held + q * (q + 1) / 2
         pages = sum((read + (self.S - 1) / 2) / self.S for read in reads)
         linear = fixed + max(weights, per_token * (lanes + sum(chunks.values())))
-        moved, self.moved = self.moved * self.S, 0
-        return linear + per_context * sum(reads) + per_page * pages + per_pair * pairs + per_moved * moved
+        moved, self.moved = self.moved, 0
+        moving = moved * (self.S * per_moved + per_moved_page)
+        return linear + per_context * sum(reads) + per_page * pages + per_pair * pairs + moving
 
     def count_slots(self, done):
         """Of every slot of every page: does it hold a token, will it? `done` by rank: tokens of the first row, of others."""

@@ -9,7 +9,8 @@ from tests.oracles.simulate_oracle import SimulateOracle
 
 Q = 24
 SMALL = dict(page_size=4, num_pages=24, max_model_len=48, max_running=8, max_num_batched_tokens=40)
-PAGED = functools.partial(SimConfig, **SMALL)
+COSTS = dict(attention_slowdown=1.25, page_seconds=2e-5, moved_page_seconds=1e-4)
+PAGED = functools.partial(SimConfig, **SMALL, **COSTS)
 
 
 def workload(seed, *, alike=False):

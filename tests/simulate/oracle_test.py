@@ -11,22 +11,28 @@ from tests.simulate.cases import PAGED, oracle_of, workload
 CASES = {
     "paged": [PAGED(), PAGED(preemption="swap"), PAGED(preemption="swap", host_pages=5), PAGED(growth_share=0.5)]
     + [PAGED(policy=name) for name in ("priority", "shortest_prefix", "earliest_deadline")],
-    "chunked": [PAGED(chunked_prefill=True, max_num_batched_tokens=12, policy=p) for p in ("first_come", "priority")],
-    "fair": [PAGED(policy="fair_share"), PAGED(policy="fair_share", growth_share=1.0)],
+    "chunked": [
+        PAGED(chunked_prefill=True, max_num_batched_tokens=12, policy=p)
+        for p in ("first_come", "priority", "fair_share")
+    ],
     "samples": [PAGED(samples=3, num_pages=40), PAGED(samples=3, num_pages=40, preemption="swap")],
     "beams": [PAGED(samples=3, num_pages=44, beams=((0, 0, 1), (2, 1, 0), (1, 1, 1), (0, 1, 2)))],
     "cached": [PAGED(prefix_caching=True), PAGED(prefix_caching=True, policy="fair_share")],
-    "cached samples": [PAGED(prefix_caching=True, samples=2, num_pages=40, chunked_prefill=True)],
     "chunks": [PAGED(scheme="chunks"), PAGED(scheme="chunks", preemption="swap")],
-    "chunks samples": [PAGED(scheme="chunks", samples=2, num_pages=40)],
     "buddy": [PAGED(scheme=s) for s in ("orca_max", "orca_pow2", "orca_oracle", "faster_transformer")],
+}
+WITH_SAMPLES = {
+    "cached samples": [PAGED(prefix_caching=True, samples=2, num_pages=40, chunked_prefill=True)],
+    "chunks samples": [PAGED(scheme="chunks", samples=2, num_pages=40)],
     "buddy samples": [PAGED(scheme="orca_pow2", samples=2, num_pages=37)],
 }
 
 
 def runs_of(case):
     alike = case.startswith("cached")
-    return [(config, workload(i + 10 * len(case), alike=alike)) for i, config in enumerate(CASES[case])]
+    return [
+        (config, workload(i + 10 * len(case), alike=alike)) for i, config in enumerate({**CASES, **WITH_SAMPLES}[case])
+    ]
 
 
 def compare(result, oracle):
@@ -47,7 +53,7 @@ def compare(result, oracle):
         close(result.bins[name].sum(), oracle.sums[name], err_msg=name)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [*CASES, *(pytest.param(name, marks=pytest.mark.slow) for name in WITH_SAMPLES)])
 def test_a_mapped_sweep_agrees_with_plain_python(case):
     runs = runs_of(case)
     results = sweep(runs, progress=False)

@@ -3,24 +3,16 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from pagedjax.pages import check
 from pagedjax.simulate.result import read_result
-from pagedjax.simulate.run import _shapes, advance, make_run, sweep
-from pagedjax.simulate.state import init_state
+from pagedjax.simulate.run import _shapes, advance, start, sweep
 from tests.simulate.cases import PAGED, oracle_of, workload
 
 CONFIGS = [PAGED(), PAGED(preemption="swap"), PAGED(policy="shortest_prefix")]
 FIELDS = ("finished", "first_admitted", "first_iteration", "last_iteration", "preemptions", "cached")
-
-
-def start(shape, runs):
-    made = [make_run(shape, *run) for run in runs]
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *made)
-    return stacked, jax.vmap(lambda run: init_state(shape, run))(stacked)
 
 
 def lane(state, i):

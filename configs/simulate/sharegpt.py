@@ -1,6 +1,6 @@
 """OPT-13B on an A100, requests as long as ShareGPT's: all ways to hand out memory, over the rate (Kwon et al., figure 12a).
 
-python -m pagedjax.simulate --config=configs/simulate_sharegpt.py
+python -m pagedjax.simulate --config=configs/simulate/sharegpt.py
 """
 
 from pagedjax.simulate.command import default_command_config

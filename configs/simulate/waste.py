@@ -1,6 +1,6 @@
 """What the KV memory holds when requests always wait: Kwon et al., figure 2 (OPT-13B, ShareGPT, 4 requests a second, 900 s).
 
-python -m pagedjax.simulate --config=configs/simulate_waste.py
+python -m pagedjax.simulate --config=configs/simulate/waste.py
 """
 
 from pagedjax.simulate.command import default_command_config

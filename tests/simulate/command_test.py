@@ -1,0 +1,98 @@
+"""The command: options, combinations, what it writes."""
+
+import json
+
+import pytest
+from ml_collections import config_dict
+
+from pagedjax.errors import ConfigError
+from pagedjax.simulate import SimConfig, Workload, collapsing_beams, simulate
+from pagedjax.simulate import __main__ as command
+from pagedjax.simulate.command import CommandConfig, default_command_config, freeze, make_runs
+from tests.simulate.cases import SMALL
+
+
+def test_the_profiles_are_valid():
+    import importlib
+
+    for name, num in (("sharegpt", 32), ("waste", 4), ("sweep", 200)):
+        config = importlib.import_module(f"configs.simulate.{name}").get_config()
+        config.workload.num_requests = 2
+        assert len(make_runs(freeze(config))) == num
+
+
+def test_every_combination_is_a_run():
+    config = default_command_config()
+    config.workload.num_requests = 5
+    config.sweep.rates, config.sweep.schemes, config.sweep.seeds = (1, 2.5), ("paged", "orca_max"), (0, 1, 2)
+    runs = make_runs(freeze(config))
+    assert len(runs) == 12
+    label, system, workload = runs[-1]
+    assert label == {"rate": 2.5, "scheme": "orca_max", "seed": 2}
+    assert system.scheme == "orca_max"
+    assert workload.num_requests == 5
+    assert freeze(default_command_config()) == CommandConfig()
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("system.page_size", 0, r"page_size: must be a whole number in \[1, 2048\]; got 0"),
+        ("system.policy", "x", "policy: must be one of first_come, .*got 'x'"),
+        ("system.scheme", "orca", "scheme: must be one of paged, .*got 'orca'"),
+        ("workload.kind", "x", "workload.kind: must be one of independent, chat, trace; got 'x'"),
+        ("workload.rate", 0.0, r"workload.rate: must be a number in \[1e-06, "),
+    ],
+)
+def test_bad_values_are_named(path, value, message):
+    config = default_command_config().copy_and_resolve_references()
+    section, name = path.split(".")
+    with config.unlocked():
+        config[section][name] = value
+        with pytest.raises(ConfigError, match=message):
+            freeze(config)
+
+
+def test_unknown_options_are_named():
+    with pytest.raises(ConfigError, match=r"config.system.pagesize: no such option; there are scheme, "):
+        freeze(config_dict.ConfigDict({"system": {"pagesize": 3}}))
+    with pytest.raises(ConfigError, match=r"config.sytem: no such section; there are system, workload, sweep"):
+        freeze(config_dict.ConfigDict({"sytem": {}}))
+
+
+def test_what_does_not_go_together_is_named():
+    with pytest.raises(ConfigError, match=r"beams: needs scheme paged .*got 'chunks' and 2"):
+        SimConfig(scheme="chunks", samples=2, beams=collapsing_beams(2))
+    with pytest.raises(ConfigError, match=r"beams: each step names 2 \(samples\) parents in \[0, 2\); got \(0, 2\)"):
+        SimConfig(samples=2, beams=((0, 2),))
+    with pytest.raises(ConfigError, match=r"prefix_caching: needs scheme paged, got 'orca_max'"):
+        SimConfig(scheme="orca_max", prefix_caching=True)
+
+
+def test_requests_that_never_fit_are_refused():
+    load = Workload(arrival=[0], prompt=[40], output=[20])
+    with pytest.raises(ValueError, match="a request of 60 tokens is longer than max_model_len, 48"):
+        simulate(SimConfig(**SMALL), load)
+    with pytest.raises(ValueError, match="a request needs 15 pages, there are 12"):
+        simulate(SimConfig(**{**SMALL, "max_model_len": 64, "num_pages": 12}), load)
+    with pytest.raises(ValueError, match="2 chunks of 16 units each do not fit into 31 units"):
+        simulate(SimConfig(**{**SMALL, "max_model_len": 64, "num_pages": 31}, scheme="orca_max", samples=2), load)
+
+
+def test_the_command_writes_figures_and_pictures(tmp_path, capsys):
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(json.dumps(dict(arrival=0.01 * i, prompt=24 - i, output=16)) for i in range(24)))
+    config = default_command_config()
+    config.system.update(SMALL)
+    config.workload.kind, config.workload.trace = "trace", str(trace)
+    config.sweep.rates = (20.0,)
+    command.report(config, output=str(tmp_path / "out.json"), plots=str(tmp_path / "plots"), with_series=True)
+    out = json.loads((tmp_path / "out.json").read_text())
+    assert out["runs"][0]["run"] == {"rate": 20.0}
+    assert out["runs"][0]["finished"] == 24
+    assert len(out["runs"][0]["series"]["time"]) == len(out["runs"][0]["series"]["running"])
+    assert out["config"]["system"]["page_size"] == 4
+    assert sorted(path.name for path in (tmp_path / "plots").iterdir()) == ["over_time.png", "waste.png"]
+    printed = capsys.readouterr()
+    assert printed.out.split()[:2] == ["rate", "finished"]
+    assert "1 runs" in printed.err
