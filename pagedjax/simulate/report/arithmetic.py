@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import jax
@@ -20,91 +19,80 @@ _CACHE = {"13B": ("12", "15.7"), "66B": ("21", "9.7"), "175B": ("264", "60.1")} 
 
 
 def sizes() -> list[Claim]:
-    """KV bytes per token, per page, and table 1."""
-    token = {name: bytes_per_token(*shape, 2) for name, shape in _OPT.items()}
-    kib = functools.partial(exact, kind="computed", unit=" KiB")
-    claims = [
-        kib("Sect. 3", "KV cache of one token, OPT-13B in 16 bits", "800", token["13B"] / 1024),
-        exact(
+    """KV bytes per token and per page."""
+    opt, llama = (40, 40, 128), (32, 32, 128)
+    doubled = "an often quoted 1 MB is twice that"
+    table: list[tuple[str, str, str, str, float, str, str]] = [
+        (
+            "Sect. 3",
+            "KV cache of one token, OPT-13B in 16 bits",
+            "800",
+            " KiB",
+            bytes_per_token(*opt, 2) / 1024,
+            "P",
+            "",
+        ),
+        (
             "Sect. 3",
             "KV cache of 2,048 tokens, OPT-13B",
             "1.6",
-            2048 * token["13B"] / GIB,
-            kind="computed",
-            unit=" GiB",
-            note="1.5625 before rounding",
+            " GiB",
+            2048 * bytes_per_token(*opt, 2) / GIB,
+            "P",
+            "1.5625 before rounding",
         ),
-        exact(
-            "Artifact",
-            "KV cache of a 16-token block, OPT-13B",
-            "13107200",
-            bytes_per_page(40, 40, 128, 2, 16),
-            kind="computed",
-            unit=" B",
-            mark="AE",
+        ("Artifact", "A 16-token block, OPT-13B", "13107200", " B", bytes_per_page(*opt, 2, 16), "AE", ""),
+        (
+            "Sect. 6",
+            "Blocks of 16 tokens in 12 GiB, OPT-13B",
+            "983",
+            "",
+            12 * GIB // bytes_per_page(*opt, 2, 16),
+            "calc",
+            "",
         ),
-        kib("LLaMA-7B", "KV cache of one token and layer", "16", bytes_per_token(1, 32, 128, 2) / 1024, mark="calc"),
-        kib(
+        (
             "LLaMA-7B",
-            "KV cache of one token",
-            "512",
-            bytes_per_token(32, 32, 128, 2) / 1024,
-            mark="calc",
-            note="an often quoted 1 MB is twice that",
+            "KV cache of one token and layer",
+            "16",
+            " KiB",
+            bytes_per_token(1, 32, 128, 2) / 1024,
+            "calc",
+            "",
         ),
-        exact(
+        ("LLaMA-7B", "KV cache of one token", "512", " KiB", bytes_per_token(*llama, 2) / 1024, "calc", doubled),
+        (
             "LLaMA-7B",
             "A 16-token page of one layer",
             "256",
+            " KiB",
             bytes_per_page(1, 32, 128, 2, 16) / 1024,
-            kind="computed",
-            unit=" KiB",
-            mark="calc",
+            "calc",
+            "",
         ),
     ]
+    return [
+        exact(source, what, printed, ours, kind="computed", unit=unit, mark=mark, note=note)
+        for source, what, printed, unit, ours, mark, note in table
+    ]
+
+
+def table_1() -> list[Claim]:
+    """Slots in the memory that is left for the KV cache."""
+    token = {name: bytes_per_token(*shape, 2) for name, shape in _OPT.items()}
+    claims = []
     for name, (gib, slots) in _CACHE.items():
         fits = pages_that_fit(int(gib) * GIB, token[name]) / 1000
         what = f"Token slots of OPT-{name} in {gib} GiB"
         if name == "66B":
             # The table prints whole gigabytes: from 20.5 to 21.5 may be meant.
-            spread = tuple(pages_that_fit(int(g * GIB), token[name]) / 1000 for g in (20.5, 21.5))
-            claims.append(
-                near(
-                    "Table 1",
-                    what,
-                    slots,
-                    fits,
-                    (spread[0], spread[1]),
-                    kind="computed",
-                    unit="K",
-                    than=0.0,
-                    note="9.557K in 21 GiB; the printed 9.7K needs 21.3, which rounds to 21",
-                )
-            )
+            low, high = (pages_that_fit(int(g * GIB), token[name]) / 1000 for g in (20.5, 21.5))
+            note = "9.557K in 21 GiB; the printed 9.7K needs 21.3, which rounds to 21"
+            claims.append(near("Table 1", what, slots, fits, (low, high), kind="computed", unit="K", note=note))
         else:
             claims.append(exact("Table 1", what, slots, fits, kind="computed", unit="K"))
-    claims.append(
-        exact(
-            "Table 1",
-            "Parameters of OPT-175B in 16 bits",
-            "346",
-            2 * 175,
-            kind="computed",
-            unit=" GB",
-            note="175 billion parameters of 2 bytes are 350 GB; OPT-175B may have fewer than its name says",
-        )
-    )
-    claims.append(
-        exact(
-            "Sect. 6",
-            "Blocks of 16 tokens in 12 GiB, OPT-13B",
-            "983",
-            pages_that_fit(12 * GIB, 16 * token["13B"]),
-            kind="computed",
-            mark="calc",
-        )
-    )
-    return claims
+    what, note = "Parameters of OPT-175B in 16 bits", "175 billion parameters of 2 bytes are 350 GB"
+    return [*claims, exact("Table 1", what, "346", 2 * 175, kind="computed", unit=" GB", note=note)]
 
 
 def reserved() -> list[Claim]:
@@ -221,5 +209,5 @@ def section() -> Section:
         "Exact integer arithmetic (`pagedjax.pages.capacity`) and the page verbs that serve. Weights in the paper's table are "
         "in decimal gigabytes, cache sizes in GiB."
     )
-    claims = [*sizes(), *reserved(), *examples(), common_prompt()]
+    claims = [*sizes(), *table_1(), *reserved(), *examples(), common_prompt()]
     return Section("Sizes and worked examples", text, tuple(claims))

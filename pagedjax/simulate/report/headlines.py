@@ -160,7 +160,13 @@ def from_others(numbers: Mapping[str, Any]) -> list[Claim]:
                 note="ShareGPT, 2 requests a second",
             )
         )
-    for case, systems in numbers["rates"].items():
+    return claims
+
+
+def throughput(rates: Mapping[str, Any]) -> list[Claim]:
+    """Figure 12's sustained rates against the abstract's 2-4x."""
+    claims = []
+    for case, systems in rates.items():
         preset, _, dataset = case.partition(" ")
         if dataset != "sharegpt":
             continue
@@ -189,6 +195,7 @@ def section(scale: Scale, progress: bool, numbers: Mapping[str, Any]) -> Section
     claim, size = at_once(results)
     claims = [
         *from_others(numbers),
+        *throughput(numbers["rates"]),
         arithmetic(),
         claim,
         latency(results, size),
