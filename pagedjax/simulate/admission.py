@@ -53,7 +53,7 @@ class _Picked(NamedTuple):
     request: jax.Array  # i32[slots]
     available: jax.Array  # i32 pages beside those that running requests are expected to take
     prefill: jax.Array  # i32 tokens of prompts in this iteration
-    count: jax.Array  # i32 running requests
+    running: jax.Array  # i32 requests
     served: jax.Array  # f32[tenants]
     service: jax.Array  # f32[Q]
     last: jax.Array  # i32
@@ -108,7 +108,7 @@ def _consider(shape: Shape, run: Run, state: State, view: _View, carry: _Picked)
     i = jnp.argmin(jnp.where(waits, score, jnp.inf)).astype(jnp.int32)
     i = jnp.where(jnp.any(waits & (score < jnp.inf)), i, jnp.argmax(waits).astype(jnp.int32))
     slot = jnp.argmax(carry.request == Q).astype(jnp.int32)
-    there = waits[i] & (carry.request[slot] == Q) & (carry.count < run.max_running) & ~carry.stop
+    there = waits[i] & (carry.request[slot] == Q) & (carry.running < run.max_running) & ~carry.stop
     if shape.prefix_caching:
         there = there & ~_waits_for_prefix(shape, run, state, i)
     known = run.prompt[i] + state.requests.generated[i]
@@ -125,7 +125,7 @@ def _consider(shape: Shape, run: Run, state: State, view: _View, carry: _Picked)
             # A copy for each beam is kept free for those that go apart already, and is asked of everybody at first.
             need = need + shape.samples
             promised = promised + jnp.where(state.requests.generated[i] > 0, shape.samples, 0)
-        fits = (need <= carry.available) | (carry.count == 0)
+        fits = (need <= carry.available) | (carry.running == 0)
     else:
         rows = rows_of(shape, slot[None])[0]
         units = jnp.broadcast_to(pages_of(shape, run.asked[i]), rows.shape)
@@ -146,7 +146,7 @@ def _consider(shape: Shape, run: Run, state: State, view: _View, carry: _Picked)
         request=carry.request.at[jnp.where(yes, slot, K)].set(i, mode="drop"),
         available=carry.available - jnp.where(yes, promised, 0),
         prefill=carry.prefill + jnp.where(yes, tokens, 0),
-        count=carry.count + yes.astype(jnp.int32),
+        running=carry.running + yes.astype(jnp.int32),
         served=carry.served.at[new].add(charge),
         service=carry.service.at[who].set(carry.served[new], mode="drop"),
         last=jnp.where(yes, new, carry.last),
@@ -177,7 +177,7 @@ def admit(shape: Shape, run: Run, state: State, go: jax.Array) -> tuple[State, j
         request=state.slots.request,
         available=(free_pages(state.memory) - outstanding(shape, run, state)) if shape.grows else jnp.int32(0),
         prefill=jnp.sum(prefill, dtype=jnp.int32),
-        count=jnp.sum(occupied(shape, state.slots), dtype=jnp.int32),
+        running=jnp.sum(occupied(shape, state.slots), dtype=jnp.int32),
         served=state.served,
         service=state.requests.service,
         last=state.last_tenant,
@@ -254,8 +254,8 @@ def _admit_cached(
     want = expected(shape, run, prompt, at(run.output, i), generated)
     need = pages_total(shape, prompt, want) - found + (shape.samples if shape.beams else 0)
     room = memory.num_unowned - outstanding(shape, run, state)
-    fits = (i < Q) & ((need <= room) | (start.count == 0))
-    memory = give_back(memory, jnp.where(fits, R, row))
+    fits = (i < Q) & ((need <= room) | (start.running == 0))
+    kept = give_back(memory, jnp.where(fits, R, row))
     tried, yes = i[0] < Q, fits[0]
     end = jax.tree.map(lambda new, old: jnp.where(yes, new, old), end, start)._replace(
         refused=start.refused | (tried & ~yes)
@@ -265,7 +265,7 @@ def _admit_cached(
         first = yes & (at(state.requests.first_admitted, i)[0] < 0)
         less = jnp.where(first, jnp.float32(PROMPT_WEIGHT * shape.page_size) * found[0].astype(jnp.float32), 0.0)
         end = end._replace(served=end.served.at[end.last].add(-less))
-    state = _keep(shape, run, state.replace(memory=memory), end, here, ~start.stop)
+    state = _keep(shape, run, state.replace(memory=kept), end, here, ~start.stop)
     choice = Choice(jnp.where(fits, i, Q), jnp.where(fits, slot, K))
     return _place(shape, run, state, choice, jnp.where(fits, found, 0)), go & ~yes
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from pagedjax.simulate.config import SimConfig
-from pagedjax.simulate.state import CHANNELS, FINISHED, Shape, State
+from pagedjax.simulate.state import CHANNELS, FINISHED, State
 from pagedjax.simulate.workload import Workload
 
 WASTE = ("tokens", "reserved", "internal", "external")
@@ -135,15 +135,15 @@ class Result:
             out = {"time": (np.arange(num) + 0.5) * width}
             out |= {name: self.bins[name][:num] / seconds for name in ("running", "waiting")}
             out |= {name: self.bins[name][:num] / iterations for name in WASTE[:3]}
-            out["external"] = 1 - sum(out[name] for name in WASTE[:3])
+            out["external"] = 1 - (out["tokens"] + out["reserved"] + out["internal"])
             out["tokens_per_second"] = self.bins["generated"][:num] / seconds
         return out
 
 
-def read_result(config: SimConfig, workload: Workload, shape: Shape, state: State) -> Result:
+def read_result(config: SimConfig, workload: Workload, state: State) -> Result:
     """The result of one run's final state, on the host."""
-    del shape
-    requests, Q = state.requests, workload.num_requests
+    requests: Any = state.requests  # NumPy arrays by now
+    Q = workload.num_requests
     finished = requests.status[:Q] == FINISHED
     bins = np.asarray(state.bins, np.float64)
     return Result(

@@ -82,7 +82,7 @@ def _run_batch(shape: Shape, members: Sequence[tuple[SimConfig, Workload]], bar:
     bar.update(before - seen)  # those that the horizon cut off
     host = jax.device_get(state.replace(memory=None))
     return [
-        read_result(config, workload, shape, jax.tree.map(lambda x, i=i: x[i], host))
+        read_result(config, workload, jax.tree.map(lambda x, i=i: x[i], host))
         for i, (config, workload) in enumerate(members)
     ]
 

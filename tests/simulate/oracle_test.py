@@ -9,7 +9,7 @@ from pagedjax.simulate import sweep
 from tests.simulate.cases import PAGED, oracle_of, workload
 
 CASES = {
-    "paged": [PAGED(), PAGED(preemption="swap"), PAGED(preemption="swap", host_pages=5), PAGED(growth_share=0.5)]
+    "paged": [PAGED(), PAGED(preemption="swap"), PAGED(preemption="swap", host_pages=2), PAGED(growth_share=0.5)]
     + [PAGED(policy=name) for name in ("priority", "shortest_prefix", "earliest_deadline")],
     "chunked": [
         PAGED(chunked_prefill=True, max_num_batched_tokens=12, policy=p)

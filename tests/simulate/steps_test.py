@@ -41,7 +41,7 @@ def test_every_iteration_has_the_requests_and_pages_of_the_oracle():
     for i, (log, oracle) in enumerate(zip(logs, oracles, strict=True)):
         assert log == [(ranks, free) for ranks, _, free in oracle.log]
         assert check(lane(state, i).memory) == []
-    stepped = [read_result(*run, shape, lane(state, i)) for i, run in enumerate(runs)]
+    stepped = [read_result(*run, lane(state, i)) for i, run in enumerate(runs)]
     jumped = sweep(runs, progress=False)
     for one, other in zip(stepped, jumped, strict=True):
         for name in FIELDS:
@@ -62,7 +62,7 @@ def test_one_run_alone_is_the_same_as_mapped():
         left = True
         while left:
             state, left, _ = advance(shape, stacked, state, 128)
-        alone = read_result(*run, shape, lane(state, 0))
+        alone = read_result(*run, lane(state, 0))
         for name in (*FIELDS, "latency", "first_token"):
             assert np.array_equal(getattr(alone, name), getattr(want, name)), name
         assert alone.seconds == want.seconds
