@@ -10,7 +10,12 @@ import nbformat
 import pytest
 
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
-NUM_FIGURES = {"1_page_table_tour": 15, "2_paged_attention_in_your_model": 4, "3_scheduling_policies": 1}
+NUM_FIGURES = {
+    "1_page_table_tour": 15,
+    "2_paged_attention_in_your_model": 4,
+    "3_scheduling_policies": 1,
+    "4_the_papers_figures": 2,
+}
 CELL_TIMEOUT_S = 240  # a stuck cell, not a slow machine
 
 each_notebook = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

@@ -99,12 +99,14 @@ def main(argv: list[str]) -> None:
         fail(e)
 
 
-def define_config(arguments: list[str]) -> None:
+def define_config(arguments: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
     """Define --config: a file where one is given, else the defaults, so that single options can be set either way."""
-    if any(argument.lstrip("-").startswith("config=") or argument.lstrip("-") == "config" for argument in arguments):
-        config_flags.DEFINE_config_file("config", None, "a Python file with get_config()")
+    names = [argument.lstrip("-").partition("=")[0] for argument in arguments]
+    if "config" in names:
+        config_flags.DEFINE_config_file("config", None, "a Python file with get_config()", values, sys_argv=arguments)
     else:
-        config_flags.DEFINE_config_dict("config", default_command_config(), "the configuration")
+        default = default_command_config()
+        config_flags.DEFINE_config_dict("config", default, "the configuration", values, sys_argv=arguments)
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ import ast
 import dataclasses
 import itertools
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import config_dict
@@ -90,11 +90,22 @@ def _section(cls: type, prefix: str, values: dict[str, Any]) -> Any:
             raise ConfigError(f"config.{prefix}{key}: no such option; there are {', '.join(hints)}")
         if isinstance(value, str) and typing.get_origin(hints[key]) is tuple:
             values[key] = _parse(f"{prefix}{key}", value)
-        elif isinstance(value, list):
-            values[key] = tuple(tuple(v) if isinstance(v, list) else v for v in value)
+        elif isinstance(value, (list, tuple)):
+            values[key] = _items(value)
         elif hints[key] is float and isinstance(value, int) and not isinstance(value, bool):
             values[key] = float(value)
     return cls(**values)
+
+
+def _items(values: Sequence[Any]) -> tuple:
+    """A list's values; a command line's `a,b` arrives as one text."""
+    out: list[Any] = []
+    for value in values:
+        if isinstance(value, str):
+            out += [item.strip() for item in value.split(",") if item.strip()]
+        else:
+            out.append(tuple(value) if isinstance(value, list) else value)
+    return tuple(out)
 
 
 def _parse(path: str, text: str) -> tuple:

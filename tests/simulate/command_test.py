@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from absl import flags
 from ml_collections import config_dict
 
 from pagedjax.errors import ConfigError
@@ -32,6 +33,22 @@ def test_every_combination_is_a_run():
     assert system.scheme == "orca_max"
     assert workload.num_requests == 5
     assert freeze(default_command_config()) == CommandConfig()
+
+
+@pytest.mark.parametrize(
+    ("argument", "field", "want"),
+    [
+        ("--config.sweep.rates=0.5,1", "rates", (0.5, 1)),
+        ("--config.sweep.rates=2", "rates", (2,)),
+        ("--config.sweep.schemes=paged,orca_max", "schemes", ("paged", "orca_max")),
+        ("--config.sweep.schemes=('paged','orca_max')", "schemes", ("paged", "orca_max")),
+    ],
+)
+def test_lists_on_the_command_line(argument, field, want):
+    values = flags.FlagValues()
+    command.define_config([argument], values)
+    values(["simulate", argument])
+    assert getattr(freeze(values["config"].value).sweep, field) == want
 
 
 @pytest.mark.parametrize(

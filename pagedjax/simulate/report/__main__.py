@@ -1,0 +1,71 @@
+"""Tests the claims of the PagedAttention paper: a page, a table and JSON in a folder.
+
+python -m pagedjax.simulate.report --output=reproduction          # some minutes
+python -m pagedjax.simulate.report --quick --output=reproduction  # about a minute or two; one model, short runs
+
+Nothing is measured here. Figures of the real engine are read from benchmarks/*.json, where they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+import sys
+import time
+
+import jax
+from absl import app, flags
+
+from pagedjax.flags import fail
+from pagedjax.folders import cache_folder
+from pagedjax.simulate.report.build import build
+from pagedjax.simulate.report.page import count_verdicts, write
+from pagedjax.simulate.report.section import FULL, QUICK, TINY, Scale
+
+_OUTPUT = flags.DEFINE_string("output", "reproduction", "folder to write to; made if it is not there")
+_QUICK = flags.DEFINE_bool(
+    "quick", False, "one model, short runs, fewer variants: verdicts may differ from the full form"
+)
+_BENCHMARKS = flags.DEFINE_string(
+    "benchmarks", "benchmarks", "folder of the measured figures; what is not there is left out"
+)
+_TINY = flags.DEFINE_bool("tiny", False, "next to nothing: whether it runs at all; its numbers mean nothing")
+
+
+def _form(scale: Scale) -> str:
+    if scale.name == "full":
+        return "This is the full form."
+    if scale.name == "quick":
+        return "This is the quick form: one model, short runs. Verdicts on what is simulated may differ from the full form."
+    return "This is a trial of the program: the numbers that are simulated mean nothing."
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --")
+    scale = TINY if _TINY.value else QUICK if _QUICK.value else FULL
+    folder = pathlib.Path(_BENCHMARKS.value)
+    started = time.perf_counter()
+    # What JAX finds no driver for is nobody's concern here.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
+    # Most of a run is compilation; the next one finds it done.
+    if not jax.config.jax_compilation_cache_dir:
+        jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))
+    try:
+        sections = build(scale, folder if folder.is_dir() else None)
+        facts = {
+            "form": scale.name,
+            "jax": jax.__version__,
+            "backend": jax.default_backend(),
+            "seconds": time.perf_counter() - started,
+        }
+        written = write(sections, pathlib.Path(_OUTPUT.value), _form(scale), facts)
+    except (ValueError, OSError) as e:
+        fail(e)
+    for verdict, count in count_verdicts(sections):
+        print(f"{count:4d}  {verdict.value}")
+    print(f"{time.perf_counter() - started:.0f} s; open {written[0]}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    app.run(main)
