@@ -122,9 +122,7 @@ def step(shape: Shape, page: int, dtype: str, kv_dtype: str, decode: bool, optio
             cache, q = carry
             cache = kv_update(cache, k + q[:, : k.shape[1]], v, index, slots)
             backend = "pallas_tpu"  # by name: it serves or says why not
-            out = paged_attention(
-                q, cache, index, *batch, max_q_len=1 if decode else None, backend=backend, **more
-            )
+            out = paged_attention(q, cache, index, *batch, max_q_len=1 if decode else None, backend=backend, **more)
             return (cache, out), None
 
         return lax.scan(layer, (cache, q), jnp.arange(LAYERS, dtype=jnp.int32))[0]
@@ -148,7 +146,9 @@ def engine_programs(page: int, dtype: str, kv_dtype: str) -> dict[str, Program]:
     )
     graph, params = nnx.split(nnx.eval_shape(lambda: Llama.random(spec, jnp.dtype(dtype))))
     allocate = functools.partial(init_state, spec, page_size=page, max_rows=64, max_len=2048, secret=(1, 2))
-    pages = POOL_BYTES // (spec.num_layers * page * 2 * spec.num_kv_heads * spec.head_dim * jnp.dtype(kv_dtype).itemsize)
+    pages = POOL_BYTES // (
+        spec.num_layers * page * 2 * spec.num_kv_heads * spec.head_dim * jnp.dtype(kv_dtype).itemsize
+    )
     state = jax.eval_shape(lambda: allocate(num_pages=pages, cache_dtype=jnp.dtype(kv_dtype)))
     buckets = Buckets((64,), ((512, 64),))
     programs = Programs(graph, params, state, spec, buckets=buckets, buffer_steps=8, backend="auto", swaps=True)

@@ -198,7 +198,14 @@ def test_pages_as_on_a_tpu(dtype):
 
 @pytest.mark.parametrize(
     ("page_size", "kv_heads", "shape"),
-    [(16, 1, (1, 128)), (16, 3, (1, 128)), (16, 8, (2, 128)), (24, 8, (4, 128)), (64, 5, (8, 128)), (16, 64, (16, 128))],
+    [
+        (16, 1, (1, 128)),
+        (16, 3, (1, 128)),
+        (16, 8, (2, 128)),
+        (24, 8, (4, 128)),
+        (64, 5, (8, 128)),
+        (16, 64, (16, 128)),
+    ],
 )
 def test_scales_as_on_a_tpu(page_size, kv_heads, shape):
     """Rows that fill tiles, and no slot cut in two; more than 64 heads are left as they are."""
@@ -220,7 +227,12 @@ def test_the_layout_is_no_leaf():
 
 @pytest.mark.parametrize(
     ("backend", "kv_heads", "dim", "dtype"),
-    [(b, 3, 64, d) for b in (*FAST, "xla_tpu", "reference") for d in ("float32", "int8") if (b, d) != ("native_cpu", "int8")]
+    [
+        (b, 3, 64, d)
+        for b in (*FAST, "xla_tpu", "reference")
+        for d in ("float32", "int8")
+        if (b, d) != ("native_cpu", "int8")
+    ]
     + [("xla_tpu", 8, 32, "bfloat16"), ("xla_tpu", 3, 128, "float32"), ("xla_tpu", 2, 128, "float8_e4m3fn")],
 )
 def test_kv_update_writes_the_same_elements_in_every_layout(backend, kv_heads, dim, dtype, monkeypatch):

@@ -139,7 +139,9 @@ def test_every_element_of_a_word(dtype):
         exact = np.asarray(jnp.asarray(want).astype(computed_dtype(dtype)).astype(jnp.float32))
         np.testing.assert_array_equal(exact, want)
     if dtype == "float16":
-        np.testing.assert_array_equal(widened(jnp.asarray(patterns), dtype), patterns.view(np.float16).astype(np.float32))
+        np.testing.assert_array_equal(
+            widened(jnp.asarray(patterns), dtype), patterns.view(np.float16).astype(np.float32)
+        )
 
 
 @pytest.mark.parametrize(

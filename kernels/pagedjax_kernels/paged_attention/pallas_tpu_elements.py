@@ -40,7 +40,9 @@ def _float16(bits: jax.Array) -> jax.Array:
     """Patterns i32[..] of float16 -> float32. Subnormal ones by a product: a TPU flushes those of float32."""
     magnitude = bits & 0x7FFF
     exponent = jnp.where(magnitude >= 0x7C00, 0x7F800000, (127 - 15) << 23)  # infinity and NaN stay what they are
-    large = _bitcast(jnp.where(magnitude >= 0x7C00, (magnitude << 13) | exponent, (magnitude << 13) + exponent), jnp.float32)
+    large = _bitcast(
+        jnp.where(magnitude >= 0x7C00, (magnitude << 13) | exponent, (magnitude << 13) + exponent), jnp.float32
+    )
     x = jnp.where(magnitude < 0x400, magnitude.astype(jnp.float32) * jnp.float32(2**-24), large)
     return jnp.where(bits >= 0x8000, -x, x)
 
