@@ -189,12 +189,13 @@ def parse(text: str, device: str) -> dict[tuple[str, ShapeClass], dict[str, int]
             _expect(isinstance(entry[part], dict), f"{place}.{part}", "must be an object")
         _fields(entry["shape"], f"{place}.shape", set(ShapeClass._fields), set())
         shape = ShapeClass(**entry["shape"])
-        for name, kind in zip(ShapeClass._fields, (str, str, int, int, int), strict=True):
-            value: Any = getattr(shape, name)
-            right = type(value) is kind and (kind is str or value >= 1)
-            _expect(
-                right, f"{place}.shape.{name}", f"must be {'a name' if kind is str else 'at least 1'}, got {value!r}"
-            )
+        for name, value in entry["shape"].items():
+            if name.endswith("dtype"):
+                _expect(isinstance(value, str), f"{place}.shape.{name}", f"must be a name, got {value!r}")
+            else:
+                _expect(
+                    type(value) is int and value >= 1, f"{place}.shape.{name}", f"must be at least 1, got {value!r}"
+                )
         reason = problem(kernel, shape, entry["config"])
         _expect(reason is None, f"{place}.config", reason or "")
         _expect((kernel, shape) not in found, place, f"is the second for {kernel} and {tuple(shape)}")
