@@ -109,8 +109,13 @@ def test_statements_and_what_cannot_be_checked():
 # What is exact
 
 
-def test_sizes_and_worked_examples():
-    claims = {claim.what: claim for claim in arithmetic.section().claims}
+@pytest.fixture(scope="module")
+def sizes():
+    return arithmetic.section()
+
+
+def test_sizes_and_worked_examples(sizes):
+    claims = {claim.what: claim for claim in sizes.claims}
     wrong = {what: claim.verdict for what, claim in claims.items() if claim.verdict == Verdict.NOT}
     # The paper's own oddity: 175 billion parameters of two bytes are 350 GB.
     assert list(wrong) == ["Parameters of OPT-175B in 16 bits"]
@@ -132,10 +137,12 @@ def test_the_ratio_of_10_20_50_is_one_of_lengths():
 
 def test_where_a_curve_crosses_a_threshold():
     curve = Curve(capacity=1.0, rates=(0.5, 1.0, 1.5), latency=(0.1, 0.3, 0.7))
-    assert curve.sustained(0.5) == pytest.approx(1.25)
-    assert curve.sustained(0.3) == pytest.approx(1.0)
-    assert curve.sustained(2.0) == 1.5
-    assert math.isnan(curve.sustained(0.05))
+    assert curve.crossing(0.5) == pytest.approx(1.25)
+    assert curve.sustained(0.5) == 1.0  # what it takes at most
+    assert curve.sustained(0.2) == pytest.approx(0.75)
+    assert math.isinf(curve.crossing(2.0))
+    assert curve.at(1.25) == pytest.approx(0.5)
+    assert math.isnan(curve.crossing(0.05))
 
 
 # The page
@@ -183,7 +190,7 @@ def stand_in(config, workload):
 
 
 @pytest.fixture
-def no_simulator(monkeypatch):
+def no_simulator(monkeypatch, sizes):
     """Compiling the programs of a whole report takes minutes; the notebook's test runs two of them."""
     seen = []
 
@@ -192,6 +199,7 @@ def no_simulator(monkeypatch):
         return [stand_in(*run) for run in seen[-len(runs) :]]
 
     monkeypatch.setattr(systems, "sweep", sweep)
+    monkeypatch.setattr(arithmetic, "section", lambda: sizes)
     return seen
 
 

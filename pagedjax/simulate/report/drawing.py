@@ -80,7 +80,14 @@ def batch(shown: Mapping[str, Mapping[str, float]], printed: Mapping[str, Mappin
             theirs = float(printed[dataset][scheme])
             axes.bar(i - 0.2, ours, 0.38, color=COLOURS[scheme])
             axes.bar(i + 0.2, theirs, 0.38, color=COLOURS[scheme], alpha=0.4, hatch="//", edgecolor="white")
-            axes.text(i - 0.2, ours, f"{ours:.1f}\nours", ha="center", va="bottom", fontsize=8)
+            axes.text(
+                i - 0.2,
+                ours,
+                f"{ours:.1f}\n{'modelled' if scheme == 'paged' else 'simulated'}",
+                ha="center",
+                va="bottom",
+                fontsize=8,
+            )
             axes.text(i + 0.2, theirs, f"{theirs:.1f}\npaper", ha="center", va="bottom", fontsize=8, color="#555555")
         axes.set_xticks(range(len(by_system)), [_SHORT[s].replace(" (", "\n(") for s in by_system])
         top = max(*by_system.values(), *map(float, printed[dataset].values()))
@@ -109,8 +116,7 @@ def rates(lines: Mapping[tuple[str, str], Mapping[str, Any]], threshold: float, 
                 axes.plot(line.rates, line.latency, color=colour, marker="o", markersize=2.5, linewidth=1.5)
                 y = -0.06 * top * (k + 1)
                 axes.plot(tried, [y, y], color=colour, alpha=0.35, linewidth=4, solid_capstyle="butt")
-                # One that stays below the threshold is named where it ends.
-                height = min(threshold, line.latency[-1])
+                height = line.at(ends[scheme])
                 axes.plot([ends[scheme]], [height], color=colour, marker="o", markersize=7)
                 axes.annotate(
                     _SHORT[scheme].replace("FasterTransformer", "FT"),

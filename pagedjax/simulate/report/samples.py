@@ -99,7 +99,7 @@ def _beam(width: int, least: float, most: float, real: dict[str, dict[str, float
         "measured",
         verdict,
         "within a tenth of the paper's number",
-        f"SmolLM2-135M, another model, on real text; simulated bounds: {bounds}",
+        f"SmolLM2-135M, another model, other lengths, real text; simulated bounds for OPT-13B: {bounds}",
         {"paper": float(printed), "ours": ours, "low": least, "high": most},
     )
 
