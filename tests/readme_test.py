@@ -144,7 +144,7 @@ def test_files_exist(name):
     words = [word for code in inline_code(DOCUMENTS[name]) for word in code.split()]
     words += [word for line in command_lines(DOCUMENTS[name]) for word in line]
     paths = {word for word in words if word.split("/")[0] in FOLDERS and "/" in word and "=" not in word}
-    links = set(re.findall(r"\]\((?!https?:|#)([^)]+)\)", DOCUMENTS[name]))
+    links = set(re.findall(r"\]\((?!https?:|#)([^)#]+)[^)]*\)", DOCUMENTS[name]))
     missing = [path for path in paths | links if not list(ROOT.glob(path))]
     assert paths
     assert not missing
