@@ -10,7 +10,7 @@ llama-3-8b, llama-3-70b. No weights are read. MEMORY is a number of GiB or a car
   python -m pagedjax.capacity --model=opt-13b --weight_dtype=float16 --kv_memory=12   (table 1 of the PagedAttention paper)
 
 The counts are closed forms of the sizes; where weights and activations leave less than they take, say so by
---memory_fraction or --kv_memory. Requests under "paged, average" need preemption now and then: it is an average.
+--memory_fraction or --kv_memory. Requests under "paged, mean" need preemption now and then: it is an average.
 """
 
 from __future__ import annotations

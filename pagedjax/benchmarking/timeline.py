@@ -11,7 +11,7 @@ from pagedjax.benchmarking.metrics import chunk_times, concurrency, tokens_by_se
 from pagedjax.benchmarking.outcome import Outcome
 from pagedjax.errors import ConfigError
 
-_WAIT, _FAILED = "#c8c8c8", "#b03a2e"
+_WAIT, _FAILED = "#c8c8c8", "#202020"
 _SPEEDS = ("#2e7d4f", "#e0a030", "#c0504d")  # gaps below the first limit, below the second, above
 
 
@@ -68,7 +68,7 @@ def _draw_requests(axes: Any, outcomes: Sequence[Outcome], limits: tuple[float, 
     handles = [Patch(color=_WAIT, label="until the first token")]
     handles += [Patch(color=colour, label=label) for colour, label in zip(_SPEEDS, labels, strict=True)]
     if boxes[_FAILED]:
-        handles.append(Patch(color=_FAILED, label="failed", hatch="//"))
+        handles.append(Patch(color=_FAILED, label="failed"))
     axes.set_ylim(len(outcomes), 0)
     axes.set_ylabel("requests, by the time they were sent")
     axes.legend(handles=handles, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=5, fontsize=8, frameon=False)

@@ -10,12 +10,12 @@ from pagedjax.planning.plan import Plan, Question
 
 GIB = 2**30
 _HEADINGS = {
-    "contiguous_max": "contig.\nmax",
-    "contiguous_pow2": "contig.\npow2",
-    "contiguous_oracle": "contig.\noracle",
+    "contiguous_max": "max",
+    "contiguous_pow2": "pow2",
+    "contiguous_oracle": "oracle",
     "chunks": "chunks",
     "paged": "paged",
-    "paged_average": "paged,\naverage",
+    "paged_average": "paged,\nmean",
     "paged_prefix": "paged,\nprefix",
 }
 
@@ -70,7 +70,7 @@ def _sizes(plan: Plan, question: Question) -> Table:
 
 def _requests(plan: Plan) -> Table:
     table = Table(title="Concurrent requests, and the share of the cache that their tokens take", box=box.SIMPLE_HEAD)
-    table.add_column("prompt\n+ output", justify="right")
+    table.add_column("prompt\n+ out", justify="right")
     table.add_column("pages\neach", justify="right")
     schemes = list(plan.lines[0].requests)
     for scheme in schemes:
@@ -83,9 +83,9 @@ def _requests(plan: Plan) -> Table:
 
 def _legend(plan: Plan, question: Question) -> str:
     text = (
-        f"contiguous: a buddy allocator reserves {plan.max_len:,} tokens (max), the output rounded up to a power of two "
-        f"(pow2), or the true length (oracle). chunks: of {question.chunk_tokens} tokens. paged: all requests at full "
-        "length. average: evenly spread over their outputs, as under steady load."
+        f"Contiguous memory from a buddy allocator, reserved for {plan.max_len:,} tokens (max), for the output rounded up to a "
+        f"power of two (pow2), or for the true length (oracle). chunks: of {question.chunk_tokens} tokens, taken as they fill. "
+        "paged: all requests at full length. mean: evenly spread over their outputs, as under steady load."
     )
     if question.shared_prefix:
         text += f" prefix: all begin with the same {question.shared_prefix:,} tokens."

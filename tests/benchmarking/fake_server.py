@@ -14,9 +14,9 @@ class FakeServer:
     """Each request's prompt is a JSON list of steps that its answer consists of.
 
     A step is a text (a chunk with it), a number (seconds to wait), or one of: "!drop" (the connection breaks),
-    "!end" (the stream just ends), "!done", "!usage N" (N completion tokens and 7 prompt tokens), "!ids N" (a chunk with N token
-    ids), "!stop" (a chunk with a finish reason), "!role" (a chat's first chunk), "!error TEXT", "!raw TEXT" (as it is),
-    "!status N" (an answer with that status in place of a stream).
+    "!end" (the stream just ends), "!wait N" (until N requests have come), "!done", "!usage N" (N completion tokens and 7
+    prompt tokens), "!ids N" (a chunk with N token ids), "!stop" (a chunk with a finish reason), "!role" (a chat's first
+    chunk), "!error TEXT", "!raw TEXT" (as it is), "!status N" (an answer with that status in place of a stream).
     """
 
     def __init__(self, *, token_ids: bool = True):
@@ -59,6 +59,10 @@ class FakeServer:
         for step in steps:
             if isinstance(step, (int, float)):
                 await asyncio.sleep(step)
+                continue
+            if step.startswith("!wait"):
+                while len(self.bodies) < int(step.split()[1]):
+                    await asyncio.sleep(0.005)
                 continue
             if step == "!drop":
                 request.transport.abort()
