@@ -43,17 +43,17 @@ def _update(
         kv = kv.astype(cache.dtype)
     else:
         kv, new = quantize(kv, cache.dtype)
-        scales = _put_scales(cache, new, index)
+        scales = _put_scales(scales, cache, new, index)
     kv = to_storage(kv, cache).reshape(kv.shape[0], *cache.kv_pages.shape[3:])
     if by_row:
         index = (*(i[:, None] for i in index), jnp.arange(kv.shape[1], dtype=jnp.int32)[None])
     return cache._replace(kv_pages=cache.kv_pages.at[index].set(kv, mode="drop", unique_indices=True), scales=scales)
 
 
-def _put_scales(cache: KVCache, new: jax.Array, index: tuple[jax.Array, ...]) -> jax.Array:
-    """cache.scales with f32[T, 2K] at (layer, page, offset) i32[T] each."""
+def _put_scales(scales: jax.Array, cache: KVCache, new: jax.Array, index: tuple[jax.Array, ...]) -> jax.Array:
+    """The cache's scales with f32[T, 2K] at (layer, page, offset) i32[T] each."""
     if not cache.packed_scales:
-        return cache.scales.at[index].set(new, mode="drop", unique_indices=True)
+        return scales.at[index].set(new, mode="drop", unique_indices=True)
     layer, page, offset = index
     stride = slot_stride(cache.num_kv_heads)
     place = jnp.stack([layer, page, offset * stride // LANE, offset * stride % LANE], axis=1)
@@ -62,4 +62,4 @@ def _put_scales(cache: KVCache, new: jax.Array, index: tuple[jax.Array, ...]) ->
     numbers = lax.ScatterDimensionNumbers(
         update_window_dims=(1,), inserted_window_dims=(0, 1, 2), scatter_dims_to_operand_dims=(0, 1, 2, 3)
     )
-    return lax.scatter(cache.scales, place, new, numbers, unique_indices=True, mode=lax.GatherScatterMode.FILL_OR_DROP)
+    return lax.scatter(scales, place, new, numbers, unique_indices=True, mode=lax.GatherScatterMode.FILL_OR_DROP)

@@ -5,6 +5,8 @@ Mosaic loads with a stride over sublanes in 32-bit elements only, and no float16
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -56,5 +58,5 @@ def _float8(bits: jax.Array) -> jax.Array:
     return jnp.where(bits >= 0x80, -x, x)
 
 
-def _bitcast(x: jax.Array, dtype: jnp.dtype) -> jax.Array:
+def _bitcast(x: jax.Array, dtype: Any) -> jax.Array:
     return lax.bitcast_convert_type(x, dtype)

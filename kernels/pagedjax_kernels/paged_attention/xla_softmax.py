@@ -66,12 +66,12 @@ def load_keys_and_values(
     pages = jnp.broadcast_to(ids[..., None, :], (*ids.shape[:-1], cache.num_kv_heads, ids.shape[-1]))
     length = ids.shape[-1] * cache.page_size
 
-    def scales(which: int) -> jax.Array:  # [.., K, C, S]
+    def scales(all_scales: jax.Array, which: int) -> jax.Array:  # [.., K, C, S]
         if cache.packed_scales:
-            x = page_scales(cache.scales.at[layer, ids].get(mode="promise_in_bounds"), cache)
+            x = page_scales(all_scales.at[layer, ids].get(mode="promise_in_bounds"), cache)
             return jnp.moveaxis(x[..., which::2], -1, -3)
         index = (layer, pages, slice(None), jnp.broadcast_to(2 * heads + which, pages.shape))
-        return cache.scales.at[index].get(mode="promise_in_bounds")
+        return all_scales.at[index].get(mode="promise_in_bounds")
 
     def load(which: int) -> jax.Array:
         row = heads if cache.paired else 2 * heads + which
@@ -80,7 +80,7 @@ def load_keys_and_values(
         x = from_storage(x, cache)[..., which * cache.head_dim :] if cache.paired else from_storage(x, cache)
         x = x[..., : cache.head_dim].astype(dtype)
         if cache.scales is not None:
-            x = x * scales(which)[..., None].astype(dtype)
+            x = x * scales(cache.scales, which)[..., None].astype(dtype)
         return x.reshape(*pages.shape[:-1], length, cache.head_dim)
 
     return load(0), jnp.where(seen[..., None, :, None], load(1), 0)
