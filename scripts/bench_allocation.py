@@ -4,8 +4,9 @@ of two, by what each request really needs), in fixed chunks, in pages.
 
   .venv/bin/python scripts/bench_allocation.py --output=benchmarks/allocation.json
 
-Lengths are log-normal with the means of ShareGPT (161 tokens in, 338 out: Kwon et al., SOSP 2023, figure 11), scaled and cut
-to what the longest sequence leaves. All requests come at once, or at Poisson times with --rate. The engine, the kernels and
+Lengths are log-normal with the means of ShareGPT (161 tokens in, 338 out: Kwon et al., SOSP 2023, figure 11), cut to what
+the longest sequence leaves. By default everything is a quarter of the paper's setting: lengths, longest sequence, page. All
+requests come at once, or at Poisson times with --rate. The engine, the kernels and
 the schedule (iteration by iteration, first come first served) are the same in all runs, so what differs is the memory alone.
 First fit is kinder to contiguous allocation than the buddy system that the paper assumes. Nothing is shared between requests.
 
@@ -38,11 +39,14 @@ from pagedjax.weights import LoadedModel, load_model
 
 _REQUESTS = flags.DEFINE_integer("requests", 64, "requests", lower_bound=1)
 _POOL = flags.DEFINE_integer("pool_tokens", 2048, "token slots in the pool", lower_bound=16)
-_PAGE = flags.DEFINE_integer("page_size", 16, "tokens in a page", lower_bound=1)
+_PAGE = flags.DEFINE_integer("page_size", 4, "tokens in a page", lower_bound=1)
 _CHUNK = flags.DEFINE_integer("chunk_tokens", 64, "tokens in a fixed chunk", lower_bound=1)
 _LONGEST = flags.DEFINE_integer("max_len", 512, "longest sequence, in tokens", lower_bound=2)
 _SCALE = flags.DEFINE_float(
     "scale", 0.25, "of ShareGPT's lengths; the paper's longest sequence is 2048", lower_bound=0.01
+)
+_GROWTH = flags.DEFINE_float(
+    "growth_share", 0.25, "scheduler.growth_share, for what grows", lower_bound=0.0, upper_bound=1.0
 )
 _RATE = flags.DEFINE_float("rate", 0.0, "requests a second, Poisson; 0: all at once", lower_bound=0.0)
 _MODES = flags.DEFINE_list("modes", ["max_len", "pow2", "request", "chunked", "paged"], "allocations to compare")
@@ -50,6 +54,7 @@ _DTYPE = flags.DEFINE_enum("dtype", "auto", ["auto", "bfloat16", "float32"], "we
 _OUTPUT = flags.DEFINE_string("output", "", "where to write the figures as JSON, and beside it the plot")
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
+SETTING = ("requests", "pool_tokens", "page_size", "chunk_tokens", "max_len", "scale", "growth_share", "rate", "dtype")
 MEAN_PROMPT, MEAN_OUTPUT, SPREAD = 161.31, 337.99, 0.8
 NAMES = {
     "max_len": "contiguous, longest sequence",
@@ -117,7 +122,7 @@ def arrivals() -> list[float]:
 
 def options(mode: str) -> dict[str, Any]:
     """The same pool, allocated by `mode`."""
-    buckets = (4, 8, 16, 32)
+    buckets = (4, 8, 16, 32, 48)
     same = {
         "model.dtype": _DTYPE.value,
         "model.max_model_len": _LONGEST.value,
@@ -126,6 +131,7 @@ def options(mode: str) -> dict[str, Any]:
         "cache.prefix_caching": False,
         "scheduler.max_num_seqs": buckets[-1],
         "scheduler.max_num_batched_tokens": 128,
+        "scheduler.growth_share": _GROWTH.value,
         "runner.lane_buckets": buckets,
         "runner.token_buckets": (128,),
         "runner.max_steps": 8,
@@ -186,6 +192,12 @@ def serve(engine: Engine, vocab_size: int) -> tuple[Series, dict[str, float], di
     return series, latency, tokens
 
 
+def slots_kept(series: Series) -> np.ndarray:
+    """Of the slots that requests hold, the share that stores a token; after each look."""
+    parts = np.array([series.tokens, series.reserved, series.internal])
+    return parts[0] / np.maximum(parts.sum(0), 1)
+
+
 def summary(series: Series, latency: dict[str, float], tokens: dict[str, list[int]], engine: Engine) -> dict[str, Any]:
     """Figures of one run. `shares` and `mean_running` are over the time in which requests waited, when memory was the limit."""
     seconds = np.array(series.seconds)
@@ -206,6 +218,7 @@ def summary(series: Series, latency: dict[str, float], tokens: dict[str, list[in
         "shares": {
             part: round(float((weights * np.array(getattr(series, part)) / slots).sum() / total), 4) for part in PARTS
         },
+        "tokens_of_kept": round(float((weights * slots_kept(series)).sum() / total), 4),
         "preemptions": engine.counters.preemptions,
     }
 
@@ -296,15 +309,13 @@ def main(argv: list[str]) -> None:
         print(
             f"{NAMES[mode]:30s} {run['seconds']:6.1f} s  {run['output_tokens_per_s']:6.1f} tokens/s  "
             f"{run['normalized_latency_s']['mean']:.3f} s/token  at once {run['mean_running']:5.2f} (most "
-            f"{run['most_running']})  {shares}  {run['preemptions']} preemptions  same answers {run['same_answers']}"
+            f"{run['most_running']})  {shares}  tokens of what is kept {100 * run['tokens_of_kept']:4.1f} %  "
+            f"{run['preemptions']} preemptions  same answers {run['same_answers']}"
         )
     if _OUTPUT.value:
         commit = subprocess.run(["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False)
         info = {"machine": machine.describe(), "commit": commit.stdout.strip(), "command": machine.command()}
-        setting = {
-            name: flags.FLAGS[name].value
-            for name in ("requests", "pool_tokens", "page_size", "chunk_tokens", "max_len", "scale", "rate")
-        }
+        setting = {name: flags.FLAGS[name].value for name in SETTING}
         path = pathlib.Path(_OUTPUT.value)
         path.write_text(json.dumps({**info, "setting": setting, "runs": runs}, separators=(",", ":")))
         draw(runs, path.with_suffix(".png"))
