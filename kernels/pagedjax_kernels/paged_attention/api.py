@@ -11,7 +11,11 @@ from pagedjax_kernels import dispatch, native_cpu
 from pagedjax_kernels.cache import LAYOUT_REFUSED, KVCache
 from pagedjax_kernels.hardware import Hardware
 from pagedjax_kernels.paged_attention.case import AttentionCase
-from pagedjax_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu, why_not_pallas_gpu
+from pagedjax_kernels.paged_attention.pallas_gpu_limits import why_not_pallas_gpu
+from pagedjax_kernels.paged_attention.pallas_gpu_triton import (
+    paged_attention_pallas_gpu_triton,
+    why_not_pallas_gpu_triton,
+)
 from pagedjax_kernels.paged_attention.pallas_tpu_limits import why_not_pallas_tpu
 from pagedjax_kernels.paged_attention.reference import paged_attention_reference
 from pagedjax_kernels.paged_attention.triton import paged_attention_triton, why_not_triton
@@ -28,6 +32,12 @@ def _why_not_native(hardware: Hardware, case: AttentionCase) -> str | None:
     return native_cpu.why_not()
 
 
+def _run_pallas_gpu(*args):
+    from pagedjax_kernels.paged_attention.pallas_gpu import paged_attention_pallas_gpu  # 0.2 s, for GPUs only
+
+    return paged_attention_pallas_gpu(*args)
+
+
 def _run_pallas_tpu(*args):
     from pagedjax_kernels.paged_attention.pallas_tpu import paged_attention_pallas_tpu  # 0.2 s, for TPUs only
 
@@ -37,7 +47,10 @@ def _run_pallas_tpu(*args):
 BACKENDS = (
     dispatch.Backend("native_cpu", _why_not_native, native_cpu.paged_attention_native),
     dispatch.Backend("triton", why_not_triton, paged_attention_triton),
-    dispatch.Backend("pallas_gpu", why_not_pallas_gpu, paged_attention_pallas_gpu, automatic=False),
+    dispatch.Backend("pallas_gpu", why_not_pallas_gpu, _run_pallas_gpu, automatic=False),
+    dispatch.Backend(
+        "pallas_gpu_triton", why_not_pallas_gpu_triton, paged_attention_pallas_gpu_triton, automatic=False
+    ),
     dispatch.Backend("pallas_tpu", why_not_pallas_tpu, _run_pallas_tpu),
     dispatch.Backend("xla", lambda hardware, case: None, paged_attention_xla),
     dispatch.Backend("reference", lambda hardware, case: None, paged_attention_reference, automatic=False),
@@ -83,8 +96,8 @@ def paged_attention(
       sinks: f32[H], a logit per head that takes part in the softmax and has no value (attention sinks). None: off.
       max_q_len: static bound on the queries of a row. 1 promises pure decode with T == B: query b is row b's (rows
         with kv_lens 0 are empty), and the prefill path is not compiled. None: no bound.
-      backend: "auto", "native_cpu", "triton", "pallas_gpu", "pallas_tpu", "xla" or "reference". A named one serves or
-        raises, it never falls back.
+      backend: "auto", "native_cpu", "triton", "pallas_gpu", "pallas_gpu_triton", "pallas_tpu", "xla" or "reference". A
+        named one serves or raises, it never falls back.
 
     Returns:
       [T, H, D] in q's dtype. Zeros for tokens from cu_q_lens[B] on and for queries with nothing to attend.
