@@ -83,7 +83,8 @@ def paged_attention(
 
     Args:
       q: [T, H, D] float32, bfloat16 or float16. Query head h reads KV head h // (H // K).
-      cache: pages [L, N, S, 2K, Dc] or, in pairs, [L, N, S, K, 2 Dc], Dc >= D (see KVCache); int8 and float8_e4m3fn pages carry scales.
+      cache: pages [L, N, S, 2K, Dc] or, in pairs, [L, N, S, K, 2 Dc], Dc >= D (see KVCache); int8 and float8_e4m3fn pages
+        carry scales.
       layer: i32 scalar, static or traced, in [0, L).
       page_table: i32[B, P], the physical page of every logical page of the rows in this call. Entries beyond a row's
         length, and those that the window hides from all of its queries, are not used, but must be in [0, N).

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
@@ -64,10 +63,7 @@ def paged_attention_pallas_tpu(
     dtype = q.dtype
     if dtype == jnp.float16:  # the kernel has no such elements
         q = q.astype(jnp.float32)
-    pages = from_storage(cache.kv_pages, cache)
-    if cache.dtype == jnp.float16:
-        pages = lax.bitcast_convert_type(pages, jnp.uint16)
-    pool, minor = pool_view(pages)
+    pool, minor = pool_view(from_storage(cache.kv_pages, cache))
     # Where there are none, something that is not read.
     scales = jnp.zeros((1, 1, 1, LANES), jnp.float32) if cache.scales is None else cache.scales
     group, width = num_heads // cache.num_kv_heads, pool.shape[-1]

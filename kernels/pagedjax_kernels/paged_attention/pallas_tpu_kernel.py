@@ -11,7 +11,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from pagedjax_kernels.paged_attention.pallas_tpu_elements import WORD_ELEMENTS, computed_dtype, unpacked, widened
+from pagedjax_kernels.paged_attention.pallas_tpu_elements import WORD_ELEMENTS, computed_dtype, unpacked
 
 LANES = 128
 # Below every score, and finite: the difference of two of them is 0, not NaN. What a query summed up over keys that it
@@ -31,7 +31,7 @@ class Plan(NamedTuple):
       block_pages: pages that are copied and computed together.
       paired: K and V of a head lie side by side in one row of 128 (head dim 64), else in rows of their own.
       slots_minor: a page arrives as [heads, slots, D], else as [slots, heads, D].
-      kv_dtype: of the pages' elements; the pool holds float16 as uint16.
+      kv_dtype: of the pages' elements.
       stride: lanes from one slot's scales to the next one's; 0: no scales.
       scale, soft_cap: static floats; soft_cap None is off.
       window, sinks: whether there are any.
@@ -255,7 +255,7 @@ def _keys_values(block: Any, head: int, owned: jax.Array, plan: Plan) -> list[ja
     """The head's K and V [tokens, W] of a block in VMEM, zero where not owned. Paired: the same array twice."""
     rows = [head, head] if plan.paired else [2 * head, 2 * head + 1]
     if plan.slots_minor:
-        return [_zeroed(widened(block[row], plan.kv_dtype), owned, plan) for row in rows]
+        return [_zeroed(block[row], owned, plan) for row in rows]
     parts = [_strided(block.at[lanes], rows, owned[:, :LANES], plan) for lanes in range(block.shape[0])]
     return [jnp.concatenate(part, axis=1) for part in zip(*parts, strict=True)]
 
@@ -266,7 +266,7 @@ def _strided(block: Any, rows: list[int], owned: jax.Array, plan: Plan) -> list[
     They need 32-bit elements and 128 lanes. The rows are 2i and 2i + 1, or twice the same: in one word, if not float32.
     """
     if plan.interpret:  # an interpreter has no such views of a ref
-        return [_zeroed(widened(block[:, row], plan.kv_dtype), owned, plan) for row in rows]
+        return [_zeroed(block[:, row], owned, plan) for row in rows]
     tokens, stride, width = block.shape
     flat, count = block.reshape(tokens * stride, width), WORD_ELEMENTS[plan.kv_dtype]
     if count == 1:
@@ -278,4 +278,4 @@ def _strided(block: Any, rows: list[int], owned: jax.Array, plan: Plan) -> list[
 
 
 def _zeroed(x: jax.Array, owned: jax.Array, plan: Plan) -> jax.Array:
-    return jnp.where(owned, x, 0).astype(computed_dtype(plan.kv_dtype))
+    return jnp.where(owned, x.astype(jnp.float32), 0).astype(computed_dtype(plan.kv_dtype))

@@ -32,10 +32,13 @@ def unservable(case: AttentionCase) -> str | None:
     """What the kernel cannot compute, interpreted or not, however the pages are laid out."""
     if case.q_dtype not in FLOAT_DTYPES:
         return f"queries must be {', '.join(FLOAT_DTYPES)}, got {case.q_dtype}"
+    if case.kv_dtype == "float16":
+        # Their bits in uint16 would do, but to reinterpret the pool XLA copies it.
+        return "the compiler of TPU kernels, Mosaic, takes no float16 arrays, so pages cannot be float16"
     if case.kv_dtype in QUANTIZED_DTYPES and case.num_kv_heads > MAX_QUANTIZED_HEADS:
         return f"{case.kv_dtype} pages must have at most {MAX_QUANTIZED_HEADS} KV heads, got {case.num_kv_heads}"
     if case.kv_dtype in QUANTIZED_DTYPES and not case.packed_scales:
-        return "the scales must lie in rows of 128: allocate the pages with init_cache(platform='tpu')"
+        return "scales must lie in rows of 128: allocate the pages with init_cache(platform='tpu')"
     width = case.page_head_dim * (2 if case.paired else 1)
     if width % LANE or (case.paired and width != LANE):
         # XLA keeps [.., 64] with the pages along the lanes: every call would copy the whole pool into rows of 128.
