@@ -22,19 +22,20 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from pagedjax import flags
+from pagedjax import command_line
 from pagedjax.benchmarking import offline
+from pagedjax.flags import ENGINE
 
 try:
     from pagedjax.benchmarking import serving
 except ModuleNotFoundError as e:
-    flags.fail(f"the benchmarks need packages that are not installed ({e.name}): pip install 'pagedjax[bench]'")
+    command_line.fail(f"the benchmarks need packages that are not installed ({e.name}): pip install 'pagedjax[bench]'")
 
 
 class Command(NamedTuple):
     """Attributes:
     main: what it calls, with the configuration first where it has one.
-    tables: its flags, see `pagedjax.flags.run_with_options`.
+    tables: its flags, see `pagedjax.command_line.run_with_options`.
     with_config: it builds an engine.
     about: begins its help.
     """
@@ -91,10 +92,11 @@ def main(argv: Sequence[str]) -> None:
     if name not in COMMANDS:
         near = difflib.get_close_matches(name, COMMANDS, n=1)
         hint = f"did you mean {near[0]}?" if near else "--help explains"
-        flags.fail(f"the first argument must be {', '.join(COMMANDS)}, got {name or 'none'!r}; {hint}")
+        command_line.fail(f"the first argument must be {', '.join(COMMANDS)}, got {name or 'none'!r}; {hint}")
     command = COMMANDS[name]
     argv = [f"{argv[0]} {name}", *argv[2:]]
-    flags.run_with_options(command.main, command.about, command.tables, argv, with_config=command.with_config)
+    schema = ENGINE if command.with_config else None
+    command_line.run_with_options(command.main, command.about, command.tables, argv, schema=schema)
 
 
 if __name__ == "__main__":

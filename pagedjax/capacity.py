@@ -23,10 +23,10 @@ from typing import Any
 
 import jax
 
-from pagedjax import flags
-from pagedjax.config import option
+from pagedjax import command_line
 from pagedjax.errors import ConfigError
 from pagedjax.models.shapes import REFERENCE_SHAPES, ModelShape, shape_of
+from pagedjax.options import option
 from pagedjax.pages.schemes import RequestShape
 from pagedjax.planning import CARDS, DTYPE_BYTES, Question, make_plan, parse_lengths, parse_memory
 
@@ -130,4 +130,4 @@ def main(given: CapacityOptions) -> int:
 if __name__ == "__main__":
     # Nothing is computed on a device: an accelerator would be claimed for nothing.
     jax.config.update("jax_platforms", "cpu")
-    flags.run_with_options(main, __doc__, [CapacityOptions], sys.argv, with_config=False)
+    command_line.run_with_options(main, __doc__, [CapacityOptions], sys.argv, schema=None)

@@ -27,7 +27,7 @@ from typing import IO, Any
 from absl import flags as absl_flags
 from tqdm import tqdm
 
-from pagedjax import flags
+from pagedjax import command_line
 from pagedjax.config import Config
 from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.types import CompletionOutput, FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
@@ -359,4 +359,4 @@ def main(config: Config) -> int:
 
 
 if __name__ == "__main__":
-    flags.run(main, __doc__, _MODULE)
+    command_line.run(main, __doc__, _MODULE)

@@ -16,14 +16,14 @@ import json
 import socket
 from typing import Any
 
-from pagedjax import flags
+from pagedjax import command_line
 from pagedjax.config import Config
 
 try:
     from pagedjax.server import auth, run
     from pagedjax.server.app import create_app
 except ModuleNotFoundError as e:
-    flags.fail(f"the server needs packages that are not installed ({e.name}): pip install 'pagedjax[server]'")
+    command_line.fail(f"the server needs packages that are not installed ({e.name}): pip install 'pagedjax[server]'")
 
 
 def main(config: Config) -> int:
@@ -68,4 +68,4 @@ def _welcome(model: str, url: str, has_keys: bool, has_template: bool) -> str:
 
 
 if __name__ == "__main__":
-    flags.run(main, __doc__)
+    command_line.run(main, __doc__)

@@ -24,8 +24,9 @@ from absl import app, flags
 from tqdm import tqdm
 
 from pagedjax import Request, SamplingParams
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.engine import Engine, build_engine
+from pagedjax.options import with_overrides
 from pagedjax.runner import sizing
 from pagedjax.weights import LoadedModel, load_model
 

@@ -14,6 +14,9 @@ LAYERS = {
     "types": 1,
     "config": 1,
     "errors": 1,
+    "options": 1,
+    "help_text": 1,
+    "command_line": 1,
     "flags": 1,
     "folders": 1,
     "pages": 2,
@@ -45,7 +48,7 @@ FOUNDATION = 1
 
 KERNELS_MAY_IMPORT = {"jax", "jaxlib", "jax_triton", "triton", "numpy", "pagedjax_kernels"}
 
-HOST_ONLY = ("types", "errors", "config", "scheduler", "pages/capacity.py", "pages/schemes.py")
+HOST_ONLY = ("types", "errors", "options", "config", "scheduler", "pages/capacity.py", "pages/schemes.py")
 """These never touch a device array, so they do not import JAX either."""
 
 SOURCES = sorted((ROOT / "pagedjax").rglob("*.py")) + sorted((ROOT / "kernels").rglob("*.py"))

@@ -7,9 +7,10 @@ import sys
 import pytest
 from absl import flags as absl_flags
 
-from pagedjax import flags
-from pagedjax.config import CacheConfig, Config, ServerConfig, options
+from pagedjax import flags, help_text
+from pagedjax.config import CacheConfig, Config, ServerConfig
 from pagedjax.errors import ConfigError
+from pagedjax.options import options
 
 CONFIGS = sorted((pathlib.Path(__file__).parents[1] / "configs").glob("*.py"))
 
@@ -138,7 +139,7 @@ def test_a_file_may_take_an_argument(tmp_path):
 
 def test_the_description_is_a_file_that_gives_the_same_configuration(tmp_path):
     config = parse("--config.cache.page_size=64", "--config.runner.lane_buckets=4,8", "--config.model.served_name=it's")
-    text = flags.describe(config)
+    text = help_text.describe(config)
     file = tmp_path / "described.py"
     file.write_text(text)
     assert parse(f"--config={file}") == config
@@ -147,11 +148,11 @@ def test_the_description_is_a_file_that_gives_the_same_configuration(tmp_path):
 
 
 def test_the_description_never_prints_keys():
-    assert "hunter2" not in flags.describe(Config(server=ServerConfig(api_keys=("hunter2",))))
+    assert "hunter2" not in help_text.describe(Config(server=ServerConfig(api_keys=("hunter2",))))
 
 
 def test_help_explains_every_option():
-    text = flags.help_text("usage")
+    text = help_text.help_text("usage")
     for path, entry in options(Config()):
         assert f"--config.{path}\n" in text
         assert entry.field.metadata["help"].split()[0] in text
@@ -171,13 +172,13 @@ def test_overrides_in_python_reject_unknown_paths():
 
 
 TOOL = """
-from pagedjax import flags
+from pagedjax import command_line
 from pagedjax.errors import ModelLoadError
 def main(config):
     if config.seed == 1:
         raise ModelLoadError("no model here")
     print(config.cache.page_size)
-flags.run(main, "usage: tool")
+command_line.run(main, "usage: tool")
 """
 
 

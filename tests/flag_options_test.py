@@ -6,9 +6,9 @@ import math
 import pytest
 from absl import flags as absl_flags
 
-from pagedjax import flags
-from pagedjax.config import option
+from pagedjax import command_line, help_text
 from pagedjax.errors import ConfigError
+from pagedjax.options import option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -23,9 +23,9 @@ class Table:
 
 def read(*arguments):
     values = absl_flags.FlagValues()
-    flags.define_options(Table, values)
-    values(["tool", *flags.with_underscores(arguments)])
-    return flags.read_options(Table, values)
+    command_line.define_options(Table, values)
+    values(["tool", *command_line.with_underscores(arguments)])
+    return command_line.read_options(Table, values)
 
 
 def test_values():
@@ -57,11 +57,11 @@ def test_what_is_refused(argument, words):
 def test_spelling():
     given = ["--a-b=c-d", "--no-x-y", "--config.a-b=1", "--config=my-file.py", "-v", "file-name", "--", "--x-y"]
     expected = ["--a_b=c-d", "--no_x_y", "--config.a-b=1", "--config=my-file.py", "-v", "file-name", "--", "--x-y"]
-    assert flags.with_underscores(given) == expected
+    assert command_line.with_underscores(given) == expected
 
 
 def test_help_lists_every_field():
-    text = flags.help_text("a tool", tables=[Table], with_config=False)
+    text = help_text.help_text("a tool", tables=[Table], schema=None)
     for field in dataclasses.fields(Table):
         assert f"--{field.name}\n" in text
     assert "a whole number in [1, 9] (default: 3)" in text

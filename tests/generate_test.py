@@ -4,9 +4,10 @@ import json
 
 import pytest
 
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.errors import ConfigError, InvalidRequestError
 from pagedjax.generate import Job, resume
+from pagedjax.options import with_overrides
 from pagedjax.types import CompletionOutput, FinishReason, Logprob, RequestOutput, TokenLogprobs
 from pagedjax.weights import LoadedModel
 from tests.server.fakes import TOKENIZER

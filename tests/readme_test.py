@@ -16,13 +16,16 @@ from pagedjax_kernels.paged_attention.api import BACKENDS
 from starlette.testclient import TestClient
 
 from pagedjax import bench, capacity, flags
-from pagedjax.config import Config, options
+from pagedjax.config import Config
 from pagedjax.engine.llm import LLM
 from pagedjax.models import Llama
 from pagedjax.models.spec import ARCHITECTURES
+from pagedjax.options import options
 from pagedjax.runner import Trap
 from pagedjax.server.app import create_app
 from pagedjax.server.protocol import ChatCompletionRequest, CompletionRequest
+from pagedjax.simulate.__main__ import OutputOptions
+from pagedjax.simulate.command import SIMULATION
 from pagedjax.weights import LoadedModel
 from tests.models.harness import tiny_spec
 from tests.server.fakes import TOKENIZER, FakeAsyncEngine, fixed
@@ -68,6 +71,8 @@ def option_flags(tables):
 def own_flags(module, command=""):
     if module == "pagedjax.bench":
         return option_flags(bench.COMMANDS[command].tables) | {"help", "print_config"}
+    if module == "pagedjax.simulate":
+        return option_flags([OutputOptions]) | {"help", "print_config"}
     if module == "pagedjax.capacity":
         return option_flags([capacity.CapacityOptions])
     spec = importlib.util.find_spec(module)
@@ -130,7 +135,8 @@ def test_commands_take_these_arguments(name):
         if words[1:2] != ["-m"] or not words[2].startswith("pagedjax"):
             continue
         command = arguments.pop(2) if words[2] == "pagedjax.bench" else ""
-        file, _, rest = flags.split_arguments(arguments[2:])  # checks names and values of the configuration
+        schema = SIMULATION if words[2] == "pagedjax.simulate" else flags.ENGINE
+        file, _, rest = flags.split_arguments(arguments[2:], schema)  # checks names and values of the configuration
         assert file is None or (ROOT / file).is_file()
         given = {word.lstrip("-").split("=")[0] for word in rest}
         assert given <= own_flags(words[2], command), words

@@ -14,8 +14,9 @@ from tqdm import tqdm
 from pagedjax.benchmarking.datasets import make_requests
 from pagedjax.benchmarking.prompts import IdPrompts, Tokenizer
 from pagedjax.benchmarking.workload import BenchRequest, DatasetOptions
-from pagedjax.config import Config, option
+from pagedjax.config import Config
 from pagedjax.errors import ConfigError
+from pagedjax.options import option
 from pagedjax.types import RequestOutput, SamplingParams
 
 LATENCY_PERCENTILES = (10, 25, 50, 75, 90, 99)

@@ -23,8 +23,8 @@ from pagedjax.benchmarking.outcome import Outcome
 from pagedjax.benchmarking.prompts import IdPrompts, PromptMaker, TextPrompts, Tokenizer
 from pagedjax.benchmarking.timeline import plot_timeline, require_matplotlib
 from pagedjax.benchmarking.workload import BenchRequest, DatasetOptions
-from pagedjax.config import option
 from pagedjax.errors import ConfigError, ModelLoadError
+from pagedjax.options import option
 
 KEY_VARIABLE = "OPENAI_API_KEY"
 

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from pagedjax.config import option
+from pagedjax.options import option
 
 DATASETS = ("random", "prefix_repetition", "synthetic", "sharegpt", "text", "custom", "timed_trace")
 

@@ -10,12 +10,13 @@ from pathlib import Path
 import jax
 from flax import nnx
 
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.engine.allocation import allocation_of
 from pagedjax.engine.engine import Engine
 from pagedjax.engine.snapshot import check_options, load_engine, saved_options
 from pagedjax.engine.snapshot_files import read_description
 from pagedjax.errors import ConfigError
+from pagedjax.options import with_overrides
 from pagedjax.policy import policy_named
 from pagedjax.runner import Runner, enable_compilation_cache, make_buckets, sizing
 from pagedjax.weights import LoadedModel, load_model

@@ -11,10 +11,11 @@ from typing import Any
 
 from tqdm import tqdm
 
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.engine.build import build_engine
 from pagedjax.engine.engine import Engine
 from pagedjax.errors import InvalidRequestError
+from pagedjax.options import with_overrides
 from pagedjax.types import MAX_BEAM_WIDTH, CompletionOutput, Request, RequestOutput, SamplingParams
 
 Prompt = str | Sequence[int]

@@ -16,7 +16,7 @@ import numpy as np
 from flax import nnx
 from pagedjax_kernels.cache import Layout
 
-from pagedjax.config import Config, options
+from pagedjax.config import Config
 from pagedjax.engine.differences import named_leaves
 from pagedjax.engine.engine import Engine
 from pagedjax.engine.host_index import DIGEST_BYTES, DevicePages, HostIndex
@@ -24,6 +24,7 @@ from pagedjax.engine.host_tier import HostTier, Saved
 from pagedjax.engine.records import group_from, group_record
 from pagedjax.engine.snapshot_files import Snapshot, check_files, read_description, read_snapshot, write_snapshot
 from pagedjax.errors import SnapshotError
+from pagedjax.options import options
 from pagedjax.scheduler import Sequence
 from pagedjax.types import FinishReason
 from pagedjax.weights import LoadedModel

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from pagedjax.config import options
 from pagedjax.engine.engine import Engine
 from pagedjax.engine.records import request_from, request_record, sampling_record
 from pagedjax.engine.snapshot import engine_shape, model_identity
 from pagedjax.errors import InvalidRequestError, PagedJaxError, SnapshotError
+from pagedjax.options import options
 from pagedjax.types import Request, RequestOutput, SamplingParams
 
 FORMAT = 1

@@ -1,14 +1,17 @@
 """Simulates serving systems in virtual time.
 
-python -m pagedjax.simulate --config=configs/simulate/sharegpt.py --output=out.json --plots=out
-python -m pagedjax.simulate --config.workload.rate=2 --config.system.scheme=orca_max
-python -m pagedjax.simulate --config.sweep.rates=0.5,1,2 --config.sweep.schemes=paged,orca_oracle
+usage: python -m pagedjax.simulate [--config=FILE] [--config.section.field=value ...] [--output=FILE] [--plots=FOLDER]
 
-Times are those of a model of costs, not measured (see pagedjax.simulate.cost).
+  python -m pagedjax.simulate --config=configs/simulate/sharegpt.py --output=out.json --plots=out
+  python -m pagedjax.simulate --config.workload.rate=2 --config.system.scheme=orca_max
+  python -m pagedjax.simulate --config.sweep.rates=0.5,1,2 --config.sweep.schemes=paged,orca_oracle
+
+Prints a line for each run, a combination of what config.sweep lists. Times are those of a model of costs, not measured.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib.util
 import json
 import pathlib
@@ -17,18 +20,23 @@ import time
 from typing import Any
 
 import jax
-from absl import app, flags
-from ml_collections import config_dict, config_flags
 
-from pagedjax.flags import fail
-from pagedjax.simulate.command import default_command_config, freeze, make_runs
+from pagedjax.command_line import fail, run_with_options
+from pagedjax.options import option
+from pagedjax.simulate.command import SIMULATION, CommandConfig, make_runs
 from pagedjax.simulate.plots import plot_results
 from pagedjax.simulate.result import Result
 from pagedjax.simulate.run import sweep
 
-_OUTPUT = flags.DEFINE_string("output", "", "JSON file to write the figures of all runs to")
-_SERIES = flags.DEFINE_bool("series", False, "write the series over time into the JSON file, too")
-_PLOTS = flags.DEFINE_string("plots", "", "folder to write pictures to")
+
+@dataclasses.dataclass(frozen=True)
+class OutputOptions:
+    """The flags beside the configuration."""
+
+    output: str = option("", "JSON file to write the figures of all runs to")
+    series: bool = option(False, "write the series over time into the JSON file, too")
+    plots: str = option("", "folder to write pictures to")
+
 
 _COLUMNS = (
     ("finished", "finished", "{:d}"),
@@ -63,9 +71,9 @@ def record(label: dict[str, Any], result: Result, with_series: bool) -> dict[str
     return out
 
 
-def report(config: config_dict.ConfigDict, *, output: str, plots: str, with_series: bool) -> None:
+def report(config: CommandConfig, given: OutputOptions) -> None:
     """Simulate, print the table, write the files that are named. ConfigError, ValueError: what cannot be simulated."""
-    runs = make_runs(freeze(config))
+    runs = make_runs(config)
     started = time.perf_counter()
     results = sweep([(system, workload) for _, system, workload in runs])
     seconds = time.perf_counter() - started
@@ -77,38 +85,25 @@ def report(config: config_dict.ConfigDict, *, output: str, plots: str, with_seri
         f"{trips:,} trips, {seconds:.1f} s on {jax.default_backend()}",
         file=sys.stderr,
     )
-    if output:
-        path = pathlib.Path(output)
+    if given.output:
+        path = pathlib.Path(given.output)
         path.parent.mkdir(parents=True, exist_ok=True)
-        document = {"config": json.loads(config.to_json_best_effort()), "seconds": seconds}
-        document["runs"] = [record(label, result, with_series) for label, result in zip(labels, results, strict=True)]
+        document = {"config": dataclasses.asdict(config), "seconds": seconds}
+        document["runs"] = [record(label, result, given.series) for label, result in zip(labels, results, strict=True)]
         path.write_text(json.dumps(document, indent=1))
-    if plots:
-        for path in plot_results(labels, results, pathlib.Path(plots)):
+    if given.plots:
+        for path in plot_results(labels, results, pathlib.Path(given.plots)):
             print(path, file=sys.stderr)
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --")
-    if _PLOTS.value and importlib.util.find_spec("matplotlib") is None:
+def main(config: CommandConfig, given: OutputOptions) -> None:
+    if given.plots and importlib.util.find_spec("matplotlib") is None:
         fail("--plots: needs matplotlib, pip install 'pagedjax[plots]'")
     try:
-        report(flags.FLAGS.config, output=_OUTPUT.value, plots=_PLOTS.value, with_series=_SERIES.value)
+        report(config, given)
     except ValueError as e:
         fail(e)
 
 
-def define_config(arguments: list[str], values: flags.FlagValues = flags.FLAGS) -> None:
-    """Define --config: a file where one is given, else the defaults, so that single options can be set either way."""
-    names = [argument.lstrip("-").partition("=")[0] for argument in arguments]
-    if "config" in names:
-        config_flags.DEFINE_config_file("config", None, "a Python file with get_config()", values, sys_argv=arguments)
-    else:
-        default = default_command_config()
-        config_flags.DEFINE_config_dict("config", default, "the configuration", values, sys_argv=arguments)
-
-
 if __name__ == "__main__":
-    define_config(sys.argv[1:])
-    app.run(main)
+    run_with_options(main, __doc__ or "", [OutputOptions], sys.argv, schema=SIMULATION)

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import itertools
-import typing
-from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ml_collections import config_dict
 
-from pagedjax.config import check, option, options
 from pagedjax.errors import ConfigError
+from pagedjax.flags import Schema
+from pagedjax.options import check, option, options
 from pagedjax.simulate.config import SimConfig
 from pagedjax.simulate.workload import Workload, conversations, independent, read_trace
 
@@ -56,69 +54,24 @@ class SweepConfig:
 
 @dataclasses.dataclass(frozen=True)
 class CommandConfig:
-    """All of it; `configs/simulate/*.py` start from `default_command_config()`."""
+    """All of it; `configs/simulate/*.py` start from `default_command_config()`. ConfigError names field, value and range."""
 
     system: SimConfig = dataclasses.field(default_factory=SimConfig)
     workload: WorkloadConfig = dataclasses.field(default_factory=WorkloadConfig)
     sweep: SweepConfig = dataclasses.field(default_factory=SweepConfig)
 
+    def __post_init__(self) -> None:
+        for path, entry in options(self):
+            if not path.startswith("system."):  # checked when it was made
+                check(path, entry.value, entry.type, entry.field.metadata)
+
+
+SIMULATION = Schema(CommandConfig, "pagedjax.simulate.command.default_command_config")
+
 
 def default_command_config() -> config_dict.ConfigDict:
-    """Every option at its default, as a ConfigDict whose fields can be set, also from the command line."""
-    return config_dict.ConfigDict(dataclasses.asdict(CommandConfig())).lock()
-
-
-def freeze(values: Mapping[str, Any] | config_dict.ConfigDict) -> CommandConfig:
-    """The typed configuration. ConfigError names what is unknown or out of range."""
-    sections = typing.get_type_hints(CommandConfig)
-    unknown = [name for name in values if name not in sections]
-    if unknown:
-        raise ConfigError(f"config.{unknown[0]}: no such section; there are {', '.join(sections)}")
-    config = CommandConfig(
-        **{name: _section(cls, f"{name}.", dict(values.get(name, {}).items())) for name, cls in sections.items()}
-    )
-    for name in ("workload", "sweep"):
-        for path, entry in options(getattr(config, name)):
-            check(f"{name}.{path}", entry.value, entry.type, entry.field.metadata)
-    return config
-
-
-def _section(cls: type, prefix: str, values: dict[str, Any]) -> Any:
-    hints = typing.get_type_hints(cls)
-    for key, value in values.items():
-        if key not in hints:
-            raise ConfigError(f"config.{prefix}{key}: no such option; there are {', '.join(hints)}")
-        if isinstance(value, str) and typing.get_origin(hints[key]) is tuple:
-            values[key] = _parse(f"{prefix}{key}", value)
-        elif isinstance(value, (list, tuple)):
-            values[key] = _items(value)
-        elif hints[key] is float and isinstance(value, int) and not isinstance(value, bool):
-            values[key] = float(value)
-    return cls(**values)
-
-
-def _items(values: Sequence[Any]) -> tuple:
-    """A list's values; a command line's `a,b` arrives as one text."""
-    out: list[Any] = []
-    for value in values:
-        if isinstance(value, str):
-            out += [item.strip() for item in value.split(",") if item.strip()]
-        else:
-            out.append(tuple(value) if isinstance(value, list) else value)
-    return tuple(out)
-
-
-def _parse(path: str, text: str) -> tuple:
-    """A list as a command line has it: (1, 2) or 1,2 or a,b."""
-    try:
-        value = ast.literal_eval(text)
-    except (ValueError, SyntaxError):
-        return tuple(item.strip() for item in text.split(",") if item.strip())
-    if isinstance(value, (int, float, str)):
-        return (value,)
-    if not isinstance(value, (tuple, list)):
-        raise ConfigError(f"config.{path}: must be a list, got {text!r}")
-    return tuple(value)
+    """Every option at its default, as a ConfigDict whose fields can be set."""
+    return SIMULATION.config_dict()
 
 
 def make_workload(config: WorkloadConfig, system: SimConfig) -> Workload:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import dataclasses
 import math
 
-from pagedjax.config import check, option, options
 from pagedjax.errors import ConfigError
+from pagedjax.options import check, option, options
 from pagedjax.policy import POLICIES
 from pagedjax.simulate.cost import PRESETS, StepCost, calibrated, preset_named
 
@@ -47,8 +47,8 @@ class SimConfig:
     preemption: str = option("recompute", "what becomes of pages of those that yield", choices=("recompute", "swap"))
     host_pages: int = option(-1, "pages in host memory for swapping; -1: as many as num_pages", low=-1, high=2**24)
     samples: int = option(1, "continuations of each request, all as long as its output", low=1, high=16)
-    beams: tuple[tuple[int, ...], ...] = dataclasses.field(
-        default=(), metadata={"help": "for each step the parent of each beam, repeated; needs scheme paged"}
+    beams: tuple[tuple[int, ...], ...] = option(
+        (), "for each step the parent of each beam, repeated; needs scheme paged", low=0, high=15
     )
     attention_slowdown: float = option(
         1.0,
@@ -64,24 +64,26 @@ class SimConfig:
 
     def __post_init__(self) -> None:
         for path, entry in options(self):
-            if path not in ("beams", "policy"):
-                check(path, entry.value, entry.type, entry.field.metadata)
+            if path != "policy":
+                check(f"system.{path}", entry.value, entry.type, entry.field.metadata)
         if self.policy not in POLICIES:
-            raise ConfigError(f"config.policy: must be one of {', '.join(POLICIES)}; got {self.policy!r}")
+            raise ConfigError(f"config.system.policy: must be one of {', '.join(POLICIES)}; got {self.policy!r}")
         for step, parents in enumerate(self.beams):
             if len(parents) != self.samples or not all(0 <= parent < self.samples for parent in parents):
                 raise ConfigError(
-                    f"config.beams: each step names {self.samples} (samples) parents in [0, {self.samples}); "
+                    f"config.system.beams: each step names {self.samples} (samples) parents in [0, {self.samples}); "
                     f"got {parents} for step {step}"
                 )
         if self.beams and (self.scheme != "paged" or self.samples < 2):
             raise ConfigError(
-                f"config.beams: needs scheme paged and samples of at least 2, got {self.scheme!r} and {self.samples}"
+                f"config.system.beams: needs scheme paged and samples of at least 2, got {self.scheme!r} and {self.samples}"
             )
         if self.prefix_caching and self.scheme != "paged":
-            raise ConfigError(f"config.prefix_caching: needs scheme paged, got {self.scheme!r}")
+            raise ConfigError(f"config.system.prefix_caching: needs scheme paged, got {self.scheme!r}")
         if self.total_pages < 1:
-            raise ConfigError(f"config.page_size: the preset's memory has no room for one page of {self.page_size}")
+            raise ConfigError(
+                f"config.system.page_size: the preset's memory has no room for one page of {self.page_size}"
+            )
 
     @property
     def family(self) -> str:

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from pagedjax import Request, SamplingParams
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.engine import from_loaded
 from pagedjax.errors import InvalidRequestError
+from pagedjax.options import with_overrides
 from pagedjax.types import FinishReason
 from pagedjax.weights import load_model
 from tests.engine.tiny import EOS, SPEC, assert_clean, greedy, make_engine, params, random_prompts, run, tensors

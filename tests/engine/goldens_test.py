@@ -11,8 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.engine import Engine, from_loaded
+from pagedjax.options import with_overrides
 from pagedjax.weights import LoadedModel, load_model
 from tests.engine.tiny import assert_clean, params, run
 from tests.oracles import goldens

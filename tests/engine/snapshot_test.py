@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from pagedjax import Request, snapshot
-from pagedjax.config import with_overrides
 from pagedjax.engine import diff_states, from_loaded, load_engine, restore_engine
 from pagedjax.engine.build import build_engine
 from pagedjax.engine.llm import merge
 from pagedjax.engine.snapshot_files import read_snapshot
 from pagedjax.errors import SnapshotError
 from pagedjax.models import Llama
+from pagedjax.options import with_overrides
 from pagedjax.scheduler import Phase
 from pagedjax.weights import LoadedModel
 from tests.engine import tiny

@@ -10,10 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from pagedjax import Request, RequestOutput, SamplingParams
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.engine import Engine, from_loaded
 from pagedjax.engine.llm import merge
 from pagedjax.models import Llama
+from pagedjax.options import with_overrides
 from pagedjax.weights import LoadedModel
 from tests.models.harness import random_checkpoint, tiny_spec
 from tests.oracles import llama_oracle

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pagedjax.config import SchedulerConfig, options
+from pagedjax.config import SchedulerConfig
 from pagedjax.errors import ConfigError
+from pagedjax.options import options
 from pagedjax.policy import (
     AGING_TOKENS,
     POLICIES,

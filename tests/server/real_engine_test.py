@@ -10,10 +10,11 @@ import httpx
 import jax.numpy as jnp
 import pytest
 
-from pagedjax.config import Config, with_overrides
+from pagedjax.config import Config
 from pagedjax.engine import AsyncEngine, from_loaded
 from pagedjax.generate import Job
 from pagedjax.models import Llama
+from pagedjax.options import with_overrides
 from pagedjax.weights import LoadedModel
 from tests.models.harness import random_checkpoint, tiny_spec
 from tests.server.fakes import TOKENIZER

@@ -3,14 +3,19 @@
 import json
 
 import pytest
-from absl import flags
+from absl import flags as absl_flags
 from ml_collections import config_dict
 
+from pagedjax import flags, help_text
 from pagedjax.errors import ConfigError
 from pagedjax.simulate import SimConfig, Workload, collapsing_beams, simulate
 from pagedjax.simulate import __main__ as command
-from pagedjax.simulate.command import CommandConfig, default_command_config, freeze, make_runs
+from pagedjax.simulate.command import SIMULATION, CommandConfig, default_command_config, make_runs
 from tests.simulate.cases import SMALL
+
+
+def freeze(config):
+    return flags.freeze(config, SIMULATION)
 
 
 def test_the_profiles_are_valid():
@@ -45,10 +50,26 @@ def test_every_combination_is_a_run():
     ],
 )
 def test_lists_on_the_command_line(argument, field, want):
-    values = flags.FlagValues()
-    command.define_config([argument], values)
-    values(["simulate", argument])
-    assert getattr(freeze(values["config"].value).sweep, field) == want
+    config, _ = flags.parse(["simulate", argument], absl_flags.FlagValues(), SIMULATION)
+    assert getattr(config.sweep, field) == want
+
+
+def test_options_that_depend_on_one_another_come_in_any_order():
+    beams, samples = "--config.system.beams=((0, 1), (0, 0))", "--config.system.samples=2"
+    for arguments in ([beams, samples], [samples, beams]):
+        config, _ = flags.parse(["simulate", *arguments], absl_flags.FlagValues(), SIMULATION)
+        assert config.system == SimConfig(samples=2, beams=((0, 1), (0, 0)))
+
+
+def test_help_and_the_configuration_as_a_file(tmp_path):
+    text = help_text.help_text("usage", tables=[command.OutputOptions], schema=SIMULATION)
+    assert "--plots" in text
+    assert "--config.system.page_size\n" in text
+    assert "--config.cache.page_size" not in text
+    config = freeze({"system": {"samples": 2, "beams": [[0, 1]]}, "sweep": {"rates": [1, 2]}})
+    path = tmp_path / "config.py"
+    path.write_text(help_text.describe(config, SIMULATION))
+    assert flags.parse(["simulate", f"--config={path}"], absl_flags.FlagValues(), SIMULATION)[0] == config
 
 
 @pytest.mark.parametrize(
@@ -71,9 +92,9 @@ def test_bad_values_are_named(path, value, message):
 
 
 def test_unknown_options_are_named():
-    with pytest.raises(ConfigError, match=r"config.system.pagesize: no such option; there are scheme, "):
+    with pytest.raises(ConfigError, match=r"pagesize: no such option; did you mean config.system.page_size"):
         freeze(config_dict.ConfigDict({"system": {"pagesize": 3}}))
-    with pytest.raises(ConfigError, match=r"config.sytem: no such section; there are system, workload, sweep"):
+    with pytest.raises(ConfigError, match=r"config.sytem: no such option; did you mean config.system\\?"):
         freeze(config_dict.ConfigDict({"sytem": {}}))
 
 
@@ -103,7 +124,8 @@ def test_the_command_writes_figures_and_pictures(tmp_path, capsys):
     config.system.update(SMALL)
     config.workload.kind, config.workload.trace = "trace", str(trace)
     config.sweep.rates = (20.0,)
-    command.report(config, output=str(tmp_path / "out.json"), plots=str(tmp_path / "plots"), with_series=True)
+    given = command.OutputOptions(output=str(tmp_path / "out.json"), series=True, plots=str(tmp_path / "plots"))
+    command.report(freeze(config), given)
     out = json.loads((tmp_path / "out.json").read_text())
     assert out["runs"][0]["run"] == {"rate": 20.0}
     assert out["runs"][0]["finished"] == 24

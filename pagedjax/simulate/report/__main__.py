@@ -16,7 +16,7 @@ import time
 import jax
 from absl import app, flags
 
-from pagedjax.flags import fail
+from pagedjax.command_line import fail
 from pagedjax.folders import cache_folder
 from pagedjax.simulate.report.build import build
 from pagedjax.simulate.report.page import count_verdicts, write
