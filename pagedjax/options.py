@@ -99,10 +99,11 @@ def unknown_key(path: str, config: Any) -> ConfigError:
     """The error for a key that `config` has not, with the nearest one that it has."""
     known = [name for name, _ in options(config)]
     sections = list(dict.fromkeys(name.split(".")[0] for name in known if "." in name))
-    near = difflib.get_close_matches(path, known if "." in path else [*sections, *known], n=1, cutoff=0.5)
+    short = [*sections, *(name for name in known if "." not in name)]
+    near = difflib.get_close_matches(path, known if "." in path else short, n=1, cutoff=0.6)
     if not near:  # the right name in the wrong section
         name = path.rsplit(".", 1)[-1]
-        close = difflib.get_close_matches(name, [k.rsplit(".", 1)[-1] for k in known], n=1, cutoff=0.6)
+        close = difflib.get_close_matches(name, [k.rsplit(".", 1)[-1] for k in known], n=1, cutoff=0.7)
         near = [k for k in known if close and k.rsplit(".", 1)[-1] == close[0]]
     section = path.split(".")[0]
     if near:
