@@ -35,7 +35,7 @@ except ModuleNotFoundError as e:
 class Command(NamedTuple):
     """Attributes:
     main: what it calls, with the configuration first where it has one.
-    tables: its flags, see `pagedjax.command_line.run_with_options`.
+    tables: its flags, see `pagedjax.command_line.run`.
     with_config: it builds an engine.
     about: begins its help.
     """
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> None:
     command = COMMANDS[name]
     argv = [f"{argv[0]} {name}", *argv[2:]]
     schema = ENGINE if command.with_config else None
-    command_line.run_with_options(command.main, command.about, command.tables, argv, schema=schema)
+    command_line.run(command.main, command.about, command.tables, argv, schema=schema)
 
 
 if __name__ == "__main__":

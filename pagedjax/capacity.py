@@ -130,4 +130,4 @@ def main(given: CapacityOptions) -> int:
 if __name__ == "__main__":
     # Nothing is computed on a device: an accelerator would be claimed for nothing.
     jax.config.update("jax_platforms", "cpu")
-    command_line.run_with_options(main, __doc__, [CapacityOptions], sys.argv, schema=None)
+    command_line.run(main, __doc__ or "", [CapacityOptions], schema=None)

@@ -11,9 +11,8 @@ from typing import Any
 from absl import app
 from absl import flags as absl_flags
 
-from pagedjax.config import Config
 from pagedjax.errors import ConfigError, PagedJaxError
-from pagedjax.flags import ARGUMENT, Schema, convert, parse
+from pagedjax.flags import ARGUMENT, ENGINE, Schema, convert, parse
 from pagedjax.help_text import describe, help_text
 from pagedjax.options import check, options
 
@@ -58,20 +57,22 @@ def with_underscores(argv: Sequence[str]) -> list[str]:
     return out
 
 
-def run_with_options(
+def run(
     main: Callable[..., int | None],
     usage: str,
-    tables: Sequence[type],
-    argv: Sequence[str],
+    tables: Sequence[type] = (),
+    argv: Sequence[str] | None = None,
     *,
-    schema: Schema | None,
+    schema: Schema | None = ENGINE,
 ) -> None:
-    """As `run`, for a tool whose flags are dataclasses: calls main(config, *instances), or main(*instances).
+    """Runs a command: parses its arguments, answers --help and --print_config, turns our own errors into one line and exit 1.
 
     Args:
+      main: called as main(config, *instances), or main(*instances) without a schema; returns the exit status (None: 0).
+      usage: what --help prints first.
       tables: dataclasses whose fields are flags of the same name; a default, range and meaning live there, once.
-      argv: with the program's name first.
-      schema: of the tool's configuration; None: it takes none, and `--config` is an unknown flag.
+      argv: with the program's name first; None: sys.argv.
+      schema: of the command's configuration; None: it takes none, and `--config` is an error.
     """
     parsed: list[Any] = []
 
@@ -99,7 +100,7 @@ def run_with_options(
             sys.exit(0)
         return [argv[0]]
 
-    app.run(lambda _: _guarded(lambda: main(*parsed)), argv=list(argv), flags_parser=parser)
+    app.run(lambda _: _guarded(lambda: main(*parsed)), argv=list(argv or sys.argv), flags_parser=parser)
 
 
 def _without_config(argv: Sequence[str]) -> list[str]:
@@ -120,36 +121,6 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130
-
-
-def run(main: Callable[[Config], int | None], usage: str, module: str = "__main__") -> None:
-    """Runs a tool: parses sys.argv, answers --help and --print_config, turns our own errors into one line and exit 1.
-
-    Args:
-      main: takes the configuration, returns the exit status (None: 0).
-      usage: what --help prints first.
-      module: where the tool defined its absl flags.
-    """
-    parsed: list[Config] = []
-
-    def parser(argv: Sequence[str]) -> list[str]:
-        if _HELP & set(argv[1:]):
-            print(help_text(usage, module=sys.argv[0] if module == "__main__" else module))
-            sys.exit(0)
-        absl_flags.DEFINE_bool("print_config", False, "print the effective configuration and exit")
-        try:
-            config, positional = parse(argv)
-            if positional:
-                raise ConfigError(f"unexpected argument {positional[0]!r}; options start with --")
-        except ConfigError as e:
-            fail(e)
-        if absl_flags.FLAGS.print_config:
-            print(describe(config), end="")
-            sys.exit(0)
-        parsed.append(config)
-        return [argv[0]]
-
-    app.run(lambda _: _guarded(lambda: main(parsed[0])), flags_parser=parser)
 
 
 def fail(error: Exception | str) -> typing.NoReturn:

@@ -24,26 +24,28 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import IO, Any
 
-from absl import flags as absl_flags
 from tqdm import tqdm
 
 from pagedjax import command_line
 from pagedjax.config import Config
 from pagedjax.errors import ConfigError, InvalidRequestError
+from pagedjax.options import option
 from pagedjax.types import CompletionOutput, FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
-
-_MODULE = "pagedjax.generate"
-absl_flags.DEFINE_string("input", None, "file with one JSON object a line", module_name=_MODULE)
-absl_flags.DEFINE_string("output", None, "file to write; continued if it exists", module_name=_MODULE)
-absl_flags.DEFINE_bool("overwrite", False, "start over although the output exists", module_name=_MODULE)
-absl_flags.DEFINE_string(
-    "sampling", "{}", "JSON object with sampling parameters for lines that do not set them", module_name=_MODULE
-)
 
 _SAMPLING = tuple(field.name for field in dataclasses.fields(SamplingParams))
 _OWN = ("prompt", "messages", "custom_id", "cache_salt", "max_completion_tokens", "top_logprobs")
 _IGNORED = ("model", "user", "metadata", "stream", "stream_options", "store")  # of OpenAI bodies; no part of the answer
 _PROMPT_MAX_TOKENS = 16
+
+
+@dataclasses.dataclass(frozen=True)
+class GenerateOptions:
+    """The flags beside the configuration."""
+
+    input: str = option("", "file with one JSON object a line")
+    output: str = option("", "file to write; continued if it exists")
+    overwrite: bool = option(False, "start over although the output exists")
+    sampling: str = option("{}", "JSON object with sampling parameters for lines that do not set them")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -324,10 +326,9 @@ class Job:
         bar.update()
 
 
-def main(config: Config) -> int:
-    given = absl_flags.FLAGS
+def main(config: Config, given: GenerateOptions) -> int:
     for name in ("input", "output"):
-        if not given[name].value:
+        if not getattr(given, name):
             raise ConfigError(f"--{name}: needed; --help explains")
     if not os.path.isfile(given.input):
         raise ConfigError(f"--input={given.input}: no such file")
@@ -359,4 +360,4 @@ def main(config: Config) -> int:
 
 
 if __name__ == "__main__":
-    command_line.run(main, __doc__, _MODULE)
+    command_line.run(main, __doc__ or "", [GenerateOptions])

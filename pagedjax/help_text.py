@@ -6,8 +6,6 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags as absl_flags
-
 from pagedjax.flags import ENGINE, Schema
 from pagedjax.options import Option, options, requirement
 
@@ -30,24 +28,15 @@ def describe(config: Any, schema: Schema = ENGINE) -> str:
     return "\n".join([*lines, "", "    return config", ""])
 
 
-def help_text(
-    usage: str,
-    flag_values: absl_flags.FlagValues = absl_flags.FLAGS,
-    module: str = "",
-    tables: Sequence[type] = (),
-    schema: Schema | None = ENGINE,
-) -> str:
+def help_text(usage: str, tables: Sequence[type] = (), schema: Schema | None = ENGINE) -> str:
     """The whole `--help` of a tool: its usage, its own flags, every option of the configuration.
 
     Args:
-      module: the one that defined flags of the tool's own.
-      tables: dataclasses of options that are flags, see `run_with_options`.
+      tables: dataclasses of options that are flags, see `pagedjax.command_line.run`.
       schema: of the tool's configuration; None: it takes none.
     """
     lines = [usage.strip(), "", "flags:"]
-    own = {f.name: f for f in flag_values.get_flags_for_module(module)} if module else {}
-    rows = [(f"--{f.name}", f"{f.help} (default: {f.default!r})") for f in own.values()]
-    rows += [(f"--{path}", _note(entry)) for table in tables for path, entry in options(table())]
+    rows = [(f"--{path}", _note(entry)) for table in tables for path, entry in options(table())]
     if schema:
         rows += [
             (

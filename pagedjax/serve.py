@@ -68,4 +68,4 @@ def _welcome(model: str, url: str, has_keys: bool, has_template: bool) -> str:
 
 
 if __name__ == "__main__":
-    command_line.run(main, __doc__)
+    command_line.run(main, __doc__ or "")

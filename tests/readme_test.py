@@ -17,7 +17,9 @@ from starlette.testclient import TestClient
 
 from pagedjax import bench, capacity, flags
 from pagedjax.config import Config
+from pagedjax.convert import ConvertOptions
 from pagedjax.engine.llm import LLM
+from pagedjax.generate import GenerateOptions
 from pagedjax.models import Llama
 from pagedjax.models.spec import ARCHITECTURES
 from pagedjax.options import options
@@ -70,15 +72,17 @@ def option_flags(tables):
 
 def own_flags(module, command=""):
     if module == "pagedjax.bench":
-        return option_flags(bench.COMMANDS[command].tables) | {"help", "print_config"}
-    if module == "pagedjax.simulate":
-        return option_flags([OutputOptions]) | {"help", "print_config"}
-    if module == "pagedjax.capacity":
-        return option_flags([capacity.CapacityOptions])
-    spec = importlib.util.find_spec(module)
-    spec = importlib.util.find_spec(f"{module}.__main__") if spec.submodule_search_locations else spec
-    source = pathlib.Path(spec.origin).read_text()
-    return set(re.findall(r'DEFINE_\w+\(\s*"(\w+)"', source)) | {"help", "print_config"}
+        tables = bench.COMMANDS[command].tables
+    else:
+        tables = {
+            "pagedjax.serve": [],
+            "pagedjax.snapshot": [],
+            "pagedjax.generate": [GenerateOptions],
+            "pagedjax.convert": [ConvertOptions],
+            "pagedjax.simulate": [OutputOptions],
+            "pagedjax.capacity": [capacity.CapacityOptions],
+        }[module]
+    return option_flags(tables) | {"help", "print_config"}
 
 
 # Examples

@@ -101,7 +101,7 @@ def init_pages(
     secret: Sequence[int] | None = None,
     hash_bits: int = 32,
     num_buckets: int | None = None,
-    num_ways: int = 4,
+    num_ways: int = 8,
 ) -> Pages:
     """All pages free, all rows empty; pages will be taken in the order 1, 2, 3, ...
 
@@ -114,7 +114,8 @@ def init_pages(
       secret: two 32-bit words that seed the prefix hash; None draws them from the operating system.
       hash_bits: for tests, 1..32: a short hash forces collisions.
       num_buckets: Bk, a power of two; None: the first one from N on, so that the index is at most 1 / W full.
-      num_ways: W, pages that one bucket can hold.
+      num_ways: W, pages that one bucket can hold. With 8, a full index of random hashes has about one bucket in a million
+        that is too small; with 4 it would be one in 300. A page that finds no place breaks its chain there.
 
     Raises:
       ValueError: a size out of range.

@@ -21,7 +21,7 @@ from typing import Any
 
 import jax
 
-from pagedjax.command_line import fail, run_with_options
+from pagedjax.command_line import fail, run
 from pagedjax.options import option
 from pagedjax.simulate.command import SIMULATION, CommandConfig, make_runs
 from pagedjax.simulate.plots import plot_results
@@ -106,4 +106,4 @@ def main(config: CommandConfig, given: OutputOptions) -> None:
 
 
 if __name__ == "__main__":
-    run_with_options(main, __doc__ or "", [OutputOptions], sys.argv, schema=SIMULATION)
+    run(main, __doc__ or "", [OutputOptions], schema=SIMULATION)

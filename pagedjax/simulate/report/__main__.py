@@ -1,35 +1,39 @@
 """Tests the claims of the PagedAttention paper: a page, a table and JSON in a folder.
 
-python -m pagedjax.simulate.report --output=reproduction          # some minutes
-python -m pagedjax.simulate.report --quick --output=reproduction  # about a minute or two; one model, short runs
+usage: python -m pagedjax.simulate.report [--quick] [--output=FOLDER]
+
+  python -m pagedjax.simulate.report --output=reproduction          # some minutes
+  python -m pagedjax.simulate.report --quick --output=reproduction  # about a minute or two; one model, short runs
 
 Nothing is measured here. Figures of the real engine are read from benchmarks/*.json, where they are.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import pathlib
 import sys
 import time
 
 import jax
-from absl import app, flags
 
-from pagedjax.command_line import fail
+from pagedjax.command_line import fail, run
 from pagedjax.folders import cache_folder
+from pagedjax.options import option
 from pagedjax.simulate.report.build import build
 from pagedjax.simulate.report.page import count_verdicts, write
 from pagedjax.simulate.report.section import FULL, QUICK, TINY, Scale
 
-_OUTPUT = flags.DEFINE_string("output", "reproduction", "folder to write to; made if it is not there")
-_QUICK = flags.DEFINE_bool(
-    "quick", False, "one model, short runs, fewer variants: verdicts may differ from the full form"
-)
-_BENCHMARKS = flags.DEFINE_string(
-    "benchmarks", "benchmarks", "folder of the measured figures; what is not there is left out"
-)
-_TINY = flags.DEFINE_bool("tiny", False, "next to nothing: whether it runs at all; its numbers mean nothing")
+
+@dataclasses.dataclass(frozen=True)
+class ReportOptions:
+    """The flags."""
+
+    output: str = option("reproduction", "folder to write to; made if it is not there")
+    quick: bool = option(False, "one model, short runs, fewer variants: verdicts may differ from the full form")
+    benchmarks: str = option("benchmarks", "folder of the measured figures; what is not there is left out")
+    tiny: bool = option(False, "next to nothing: whether it runs at all; its numbers mean nothing")
 
 
 def _form(scale: Scale) -> str:
@@ -40,11 +44,9 @@ def _form(scale: Scale) -> str:
     return "This is a trial of the program: the numbers that are simulated mean nothing."
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        raise app.UsageError(f"unexpected argument {argv[1]!r}; options start with --")
-    scale = TINY if _TINY.value else QUICK if _QUICK.value else FULL
-    folder = pathlib.Path(_BENCHMARKS.value)
+def main(given: ReportOptions) -> None:
+    scale = TINY if given.tiny else QUICK if given.quick else FULL
+    folder = pathlib.Path(given.benchmarks)
     started = time.perf_counter()
     # What JAX finds no driver for is nobody's concern here.
     logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
@@ -59,7 +61,7 @@ def main(argv: list[str]) -> None:
             "backend": jax.default_backend(),
             "seconds": time.perf_counter() - started,
         }
-        written = write(sections, pathlib.Path(_OUTPUT.value), _form(scale), facts)
+        written = write(sections, pathlib.Path(given.output), _form(scale), facts)
     except (ValueError, OSError) as e:
         fail(e)
     for verdict, count in count_verdicts(sections):
@@ -68,4 +70,4 @@ def main(argv: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    app.run(main)
+    run(main, __doc__ or "", [ReportOptions], schema=None)
