@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import sys
 import typing
@@ -75,6 +76,8 @@ def run(
       schema: of the command's configuration; None: it takes none, and `--config` is an error.
     """
     parsed: list[Any] = []
+    # What JAX finds no driver for is nobody's concern.
+    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
     def parser(argv: Sequence[str]) -> list[str]:
         for table in tables:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pathlib
 import platform
 import re
 import sys
+
+# Benchmarks print their own lines; what JAX finds no driver for is nobody's concern.
+logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
 
 
 def describe() -> str:

@@ -11,7 +11,6 @@ Nothing is measured here. Figures of the real engine are read from benchmarks/*.
 from __future__ import annotations
 
 import dataclasses
-import logging
 import pathlib
 import sys
 import time
@@ -48,8 +47,6 @@ def main(given: ReportOptions) -> None:
     scale = TINY if given.tiny else QUICK if given.quick else FULL
     folder = pathlib.Path(given.benchmarks)
     started = time.perf_counter()
-    # What JAX finds no driver for is nobody's concern here.
-    logging.getLogger("jax._src.xla_bridge").setLevel(logging.WARNING)
     # Most of a run is compilation; the next one finds it done.
     if not jax.config.jax_compilation_cache_dir:
         jax.config.update("jax_compilation_cache_dir", str(cache_folder() / "compiled"))

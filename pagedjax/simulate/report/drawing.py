@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 
 from pagedjax.simulate.report import paper
 
@@ -80,15 +81,8 @@ def batch(shown: Mapping[str, Mapping[str, float]], printed: Mapping[str, Mappin
             theirs = float(printed[dataset][scheme])
             axes.bar(i - 0.2, ours, 0.38, color=COLOURS[scheme])
             axes.bar(i + 0.2, theirs, 0.38, color=COLOURS[scheme], alpha=0.4, hatch="//", edgecolor="white")
-            axes.text(
-                i - 0.2,
-                ours,
-                f"{ours:.1f}\n{'modelled' if scheme == 'paged' else 'simulated'}",
-                ha="center",
-                va="bottom",
-                fontsize=8,
-            )
-            axes.text(i + 0.2, theirs, f"{theirs:.1f}\npaper", ha="center", va="bottom", fontsize=8, color="#555555")
+            axes.text(i - 0.2, ours, f"{ours:.1f}", ha="center", va="bottom", fontsize=8)
+            axes.text(i + 0.2, theirs, f"{theirs:.1f}", ha="center", va="bottom", fontsize=8, color="#555555")
         axes.set_xticks(range(len(by_system)), [_SHORT[s].replace(" (", "\n(") for s in by_system])
         top = max(*by_system.values(), *map(float, printed[dataset].values()))
         axes.set(ylabel="requests running, on average", ylim=(0, 1.25 * top))
@@ -96,6 +90,11 @@ def batch(shown: Mapping[str, Mapping[str, float]], printed: Mapping[str, Mappin
             f"{paper.DATASETS[dataset]}, {paper.BATCHED_RATE[dataset]:g} requests a second, OPT-13B", fontsize=10
         )
         _bare(axes)
+    handles = [
+        Patch(color="#777777", label="ours: pages modelled, the others simulated"),
+        Patch(facecolor="#777777", alpha=0.4, hatch="//", edgecolor="white", label="paper"),
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=2, frameon=False)
     return figure
 
 

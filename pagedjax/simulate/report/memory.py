@@ -155,7 +155,7 @@ def batch_section(scale: Scale, results: dict[Any, Result]) -> Section:
         f"runs at {ALWAYS['sharegpt']:g} and {ALWAYS['alpaca']:g} requests a second, in which some always wait, too. Pages are "
         "not limited by memory at the paper's rates: how many run follows from how long a step takes, which is modelled."
     )
-    caption = "Requests that run at once, on average: bars are ours, the lines across them the paper's labels."
+    caption = "Requests that run at once, on average: plain bars are ours, hatched ones the paper's."
     figure = Figure("batch", caption, drawing.batch(shown, paper.BATCHED))
     return Section("Figure 13: requests at once", text, tuple(claims), (figure,), {"batched": shown})
 

@@ -104,7 +104,12 @@ def _with_thresholds(lines: dict[str, Curve], other: str) -> str:
 
 
 def _order(lines: dict[str, Curve]) -> list[str]:
-    return sorted(SCHEMES, key=lambda s: lines[s].sustained(THRESHOLD))
+    return sorted(SCHEMES, key=lambda s: np.nan_to_num(lines[s].sustained(THRESHOLD)))
+
+
+def _name_and_rate(scheme: str, rate: float) -> str:
+    name = paper.SYSTEMS[scheme].replace("FasterTransformer", "FT")
+    return f"{name} none" if np.isnan(rate) else f"{name} {rate:.2f}"
 
 
 def claims_of(all_lines: dict[Case, dict[str, Curve]]) -> list[Claim]:
@@ -113,9 +118,7 @@ def claims_of(all_lines: dict[Case, dict[str, Curve]]) -> list[Claim]:
     for (preset, dataset), lines in all_lines.items():
         name = f"{paper.MODELS[preset]}, {paper.DATASETS[dataset]}"
         order = _order(lines)
-        shown = " < ".join(
-            f"{paper.SYSTEMS[s].replace('FasterTransformer', 'FT')} {lines[s].sustained(THRESHOLD):.2f}" for s in order
-        )
+        shown = " < ".join(_name_and_rate(s, lines[s].sustained(THRESHOLD)) for s in order)
         claims.append(
             holds(
                 "Fig. 12",
