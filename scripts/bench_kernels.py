@@ -9,7 +9,8 @@
 First each backend is held against `reference` on decode rows and on a mixed batch; one that is off ends the run with an
 error. Then it decodes: rows of `context` tokens each, pages scattered over the pool. Bandwidth is the bytes of the keys
 and values seen, over the time of one call; what a plain addition gets, reading and writing, is measured in the same run
-and is what `share` refers to. Layers are taken in turns, so that no cache holds what is read.
+and is what `share` refers to. Layers are taken in turns, so that no cache holds what is read. With --contiguous the same rows
+are decoded over contiguous keys and values by others' kernels; `paging` is our time over the fastest of theirs, less one.
 """
 
 from __future__ import annotations
@@ -19,12 +20,14 @@ import json
 import pathlib
 import subprocess
 import sys
+import time
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import machine
 from absl import app, flags
+from contiguous import CONTIGUOUS, contiguous_seconds
 from jax import lax
 from kernel_calls import TOLERANCE, Model, best_seconds, call_seconds, cold_layers, error
 
@@ -36,6 +39,8 @@ _DIM = flags.DEFINE_integer("head_dim", 128, "head dim", lower_bound=1)
 _PAGES = flags.DEFINE_list("page_sizes", ["16", "64"], "tokens a page")
 _DTYPE = flags.DEFINE_string("dtype", "bfloat16", "of the queries; and of the pages, unless --kv_dtype")
 _KV_DTYPE = flags.DEFINE_string("kv_dtype", "", "of the pages, also int8 or float8_e4m3fn; empty: as --dtype")
+_CONTIGUOUS = flags.DEFINE_list("contiguous", [], f"what to compare with, of {', '.join(CONTIGUOUS)}")
+_SECONDS = flags.DEFINE_float("seconds", 0, "begin no shape after so many seconds; 0: no limit", lower_bound=0)
 _LIMIT = flags.DEFINE_float("max_gib", 16, "shapes whose pages take more are left out")
 _COLD = flags.DEFINE_integer("cold_mib", 512, "as many layers as hold this much, several times the device's cache")
 _COPY = flags.DEFINE_integer("copy_mib", 1024, "size of the array whose addition gives the bandwidth", lower_bound=1)
@@ -106,6 +111,28 @@ def measure(backend: str, shape: Shape, copy: float) -> dict | None:
     return {"backend": backend, **shape._asdict(), "us": seconds * 1e6, "gb_per_s": rate, "share": rate / copy}
 
 
+def compared(shape: Shape) -> dict[str, float | str]:
+    """Microseconds a call over contiguous keys and values, by each implementation; or the reason why it cannot serve."""
+    tokens = shape.batch * shape.context
+    num_layers = cold_layers(shape.model, tokens, _COLD.value << 20)
+    found: dict[str, float | str] = {}
+    for name in _CONTIGUOUS.value:
+        try:
+            seconds = contiguous_seconds(
+                name,
+                shape.model,
+                shape.batch,
+                shape.context,
+                num_layers=num_layers,
+                steps=_STEPS.value,
+                repeat=_REPEAT.value,
+            )
+            found[name] = seconds * 1e6
+        except NotImplementedError as reason:
+            found[name] = str(reason)
+    return found
+
+
 def checked(backend: str, heads: int, kv_heads: int, page: int) -> dict:
     """`check` with what it was about; a backend that cannot serve ends the program with its reason."""
     try:
@@ -130,21 +157,46 @@ def main(argv: list[str]) -> None:
 
 def measured() -> dict[str, Any]:
     """Checks and times everything that the flags ask for, printing as it goes: the report."""
+    started = time.monotonic()
+    if unknown := set(_CONTIGUOUS.value) - set(CONTIGUOUS):
+        raise app.UsageError(f"--contiguous: must be of {', '.join(CONTIGUOUS)}, got {', '.join(sorted(unknown))}")
     copy = copy_bandwidth()
     print(f"{jax.devices()[0].device_kind}: an addition reads and writes {copy:.1f} GB/s")
     checks, results = [], []
-    print(f"{'backend':11s}{'heads':>8s}{'page':>6s}{'rows':>6s}{'context':>9s}{'us':>11s}{'GB/s':>9s}{'share':>8s}")
+    columns = f"{'backend':11s}{'heads':>8s}{'page':>6s}{'rows':>6s}{'context':>9s}{'us':>11s}{'GB/s':>9s}{'share':>8s}"
+    print(
+        columns
+        + "".join(f"{name + ' us':>11s}" for name in _CONTIGUOUS.value)
+        + (" paging" if _CONTIGUOUS.value else "")
+    )
+    others: dict[Shape, dict[str, float | str]] = {}
+    skipped = 0
     for backend, text, page in itertools.product(_BACKENDS.value, _HEADS.value, map(int, _PAGES.value)):
         heads, kv_heads = (int(n) for n in text.split("/"))
         checks.append(checked(backend, heads, kv_heads, page))
         for batch, context in itertools.product(map(int, _BATCHES.value), map(int, _CONTEXTS.value)):
+            if _SECONDS.value and time.monotonic() - started > _SECONDS.value:
+                skipped += 1
+                continue
             line = f"{backend:11s}{text:>8s}{page:6d}{batch:6d}{context:9d}"
-            found = measure(backend, Shape(heads, kv_heads, page, batch, context), copy)
+            shape = Shape(heads, kv_heads, page, batch, context)
+            found = measure(backend, shape, copy)
             if found is None:
                 print(f"{line}   more than {_LIMIT.value:g} GiB", file=sys.stderr)
                 continue
+            contiguous = shape._replace(page=0)
+            if contiguous not in others:
+                others[contiguous] = compared(shape)
+            times = {name: t for name, t in others[contiguous].items() if isinstance(t, float)}
+            found |= {"contiguous_us": times, "paging": found["us"] / min(times.values()) - 1 if times else None}
             results.append(found)
-            print(f"{line}{found['us']:11.1f}{found['gb_per_s']:9.1f}{found['share']:8.1%}", flush=True)
+            line += f"{found['us']:11.1f}{found['gb_per_s']:9.1f}{found['share']:8.1%}"
+            line += "".join(f"{times[name]:11.1f}" if name in times else f"{'-':>11s}" for name in _CONTIGUOUS.value)
+            print(line + (f"{found['paging']:+7.0%}" if times else ""), flush=True)
+    for reason in {text for found in others.values() for text in found.values() if isinstance(text, str)}:
+        print(f"not compared: {reason}", file=sys.stderr)
+    if skipped:
+        print(f"{skipped} shapes left out: --seconds={_SECONDS.value:g} were over", file=sys.stderr)
     return described(copy, checks, results)
 
 

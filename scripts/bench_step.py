@@ -2,10 +2,12 @@
 """Where a decode step's time goes: linear layers, attention, KV write, head, sampling, page verbs, host.
 
   .venv/bin/python scripts/bench_step.py --rows=64 --context=192 --output=benchmarks/step.json
+  .venv/bin/python scripts/bench_step.py --model=random:llama-3-8b --context=1024
 
-Each part runs alone in a device loop of its own, over the default model's weights and shapes; the whole step is the
-engine's own decode loop. Parts do not add up to the whole exactly: alone they find warmer caches. The host's share is
-measured on the engine: the wall time of whole turns less the time inside device dispatches.
+Each part runs alone in a device loop of its own, over the model's weights and shapes; "model" is all of its forward pass
+with an argmax; the whole step is the engine's own decode loop. Parts do not add up to the whole exactly: alone they find
+warmer caches. What the engine adds to the model (page verbs, sampling, rows, host) is "outside the model". The host's share
+is measured on the engine: the wall time of whole turns less the time inside device dispatches.
 """
 
 from __future__ import annotations
@@ -23,11 +25,18 @@ from absl import app, flags
 from flax import nnx
 from jax import lax
 from pagedjax_kernels import init_cache, kv_update, paged_attention
+from random_models import PREFIX, random_model
 
-from pagedjax import LLM, Request, SamplingParams
-from pagedjax.nn import linear, rms_norm
+from pagedjax import Request, SamplingParams
+from pagedjax.config import Config
+from pagedjax.engine import Engine, build_engine
+from pagedjax.nn import Batch, linear, rms_norm
+from pagedjax.options import with_overrides
 from pagedjax.sampling import init_row_sampling, init_token_counts, sample
 
+_MODEL = flags.DEFINE_string(
+    "model", "default", "as config.model.path, or random:NAME[:LAYERS], NAME smollm2-135m or llama-3-8b: random weights"
+)
 _ROWS = flags.DEFINE_integer("rows", 64, "sequences that decode")
 _CONTEXT = flags.DEFINE_integer("context", 192, "tokens each has")
 _STEPS = flags.DEFINE_integer("steps", 16, "steps a measurement")
@@ -60,12 +69,12 @@ def loop(step: Callable, *args: object) -> Callable[[], object]:
     return run
 
 
-def parts(llm: LLM) -> dict[str, float]:
+def parts(engine: Engine) -> dict[str, float]:
     """Milliseconds a step of each part."""
-    model, spec, B = llm.engine.loaded.model, llm.engine.loaded.spec, _ROWS.value
+    model, spec, B = engine.loaded.model, engine.loaded.spec, _ROWS.value
     dtype, L = model.dtype, spec.num_layers
     layers = model.layers.arrays()
-    _, params = nnx.split(model)
+    graph, params = nnx.split(model)
     pages_per_row = -(-(_CONTEXT.value + 1) // 16)
     table = jnp.asarray(1 + np.random.default_rng(0).permutation(B * pages_per_row).reshape(B, -1), jnp.int32)
     cache = init_cache(L, B * pages_per_row + 1, 16, spec.num_kv_heads, spec.head_dim, dtype)
@@ -98,8 +107,7 @@ def parts(llm: LLM) -> dict[str, float]:
         return lax.scan(lambda c, i: (kv_update(c, kv, kv, i, slots), None), cache, index)[0]
 
     def head(x, params):
-        del params
-        return x + model.logits(x).max(-1, keepdims=True).astype(dtype)
+        return x + nnx.merge(graph, params).logits(x).max(-1, keepdims=True).astype(dtype)
 
     sampling, counts = init_row_sampling(B, spec.vocab_size), init_token_counts(B, spec.vocab_size)
     logits = jax.random.normal(jax.random.key(0), (B, spec.vocab_size))
@@ -109,18 +117,30 @@ def parts(llm: LLM) -> dict[str, float]:
         out = sample(logits + tokens[:, None], sampling, rows, counts, positions=rows, num_generated=rows)
         return out.tokens.astype(jnp.float32) * 1e-9
 
+    def forward(carry, params, table, kv_lens):
+        cache, tokens = carry
+        batch = Batch(tokens, kv_lens - 1, slots[None], table[None], kv_lens, cu, max_q_len=1)
+        merged = nnx.merge(graph, params)
+        hidden, cache = merged(batch, cache)
+        return cache, jnp.argmax(merged.logits(hidden), axis=-1).astype(jnp.int32)
+
+    write_ms = best_ms(loop(write, cache, kv))
+    cache = init_cache(
+        L, B * pages_per_row + 1, 16, spec.num_kv_heads, spec.head_dim, dtype
+    )  # the last one was donated
     return {
         "linear layers": best_ms(loop(linears, x, layers)),
         "attention": best_ms(loop(attention, q, cache, table, kv_lens)),
         "head": best_ms(loop(head, jnp.ones(x.shape, dtype), params)),
         "sampling": best_ms(loop(greedy, jnp.zeros(B, jnp.float32), logits)),
-        "KV write": best_ms(loop(write, cache, kv)),
+        "KV write": write_ms,
+        "model": best_ms(loop(forward, (cache, jnp.zeros(B, jnp.int32)), params, table, kv_lens)),
     }
 
 
-def whole(llm: LLM) -> dict[str, float]:
+def whole(engine: Engine) -> dict[str, float]:
     """Milliseconds a step of the engine, and the host's share of its turns."""
-    engine, runner = llm.engine, llm.engine.runner
+    runner = engine.runner
     inside = 0.0
 
     def timed(call: Callable) -> Callable:
@@ -140,7 +160,8 @@ def whole(llm: LLM) -> dict[str, float]:
     prompts = [tuple(rng.integers(100, engine.vocab_size - 100, half).tolist()) for _ in range(_ROWS.value)]
 
     def add(label: str, max_tokens: int) -> None:
-        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True)
+        text = engine.tokenizer is not None
+        sampling = SamplingParams(temperature=0, max_tokens=max_tokens, ignore_eos=True, detokenize=text)
         for i, ids in enumerate(prompts):
             engine.add_request(Request(f"{label}-{i}", ids, sampling))
 
@@ -150,8 +171,8 @@ def whole(llm: LLM) -> dict[str, float]:
         while len(started) < len(prompts):
             started |= {out.request_id for out in engine.step()}
 
-    # Prompts come from the prefix cache afterwards, so that all rows begin within a few steps.
-    add("fill", 1)
+    # Compiles what is not compiled yet, and lets the engine measure its steps.
+    add("fill", _STEPS.value + 2)
     while engine.has_unfinished():
         engine.step()
     best = {"whole step": float("inf"), "host share": float("nan")}
@@ -172,22 +193,37 @@ def whole(llm: LLM) -> dict[str, float]:
 
 def main(argv: list[str]) -> None:
     del argv
-    llm = LLM(
-        progress=False,
-        model__dtype=_DTYPE.value,
-        model__max_model_len=max(512, 2 * _CONTEXT.value),
-        scheduler__max_num_seqs=_ROWS.value,
-        cache__prefix_caching=False,
-        runner__overlap=False,  # a loop in flight would be in the wall time, but not in the count of steps
-    )
-    figures = whole(llm)
-    figures |= parts(llm)
+    longest = max(512, 2 * _CONTEXT.value)
+    options = {
+        "model.dtype": _DTYPE.value,
+        "model.max_model_len": longest,
+        "scheduler.max_num_seqs": _ROWS.value,
+        "cache.num_pages": 1 + _ROWS.value * -(-(_CONTEXT.value + _STEPS.value + 32) // 16) + -(-longest // 16),
+        "cache.prefix_caching": False,
+        # One size of each program, compiled when it is first used: other sizes are not measured.
+        "runner.warm_up": False,
+        "runner.lane_buckets": (_ROWS.value,),
+        "runner.token_buckets": (512,),
+        "runner.overlap": False,  # a loop in flight would be in the wall time, but not in the count of steps
+    }
+    if _MODEL.value.startswith(PREFIX):
+        loaded = random_model(_MODEL.value, _DTYPE.value)
+    else:
+        options["model.path"], loaded = _MODEL.value, None
+    engine = build_engine(with_overrides(Config(), options), loaded=loaded, progress=False)
+    figures = whole(engine)
+    figures |= parts(engine)
+    figures["outside the model"] = 1 - figures["model"] / figures["whole step"]
+    figures["tokens per second"] = _ROWS.value / figures["whole step"] * 1e3
+    units = {"host share": "of the wall time", "outside the model": "of the whole step", "tokens per second": ""}
     for name, value in figures.items():
-        print(f"{name:14s} {value:9.3f}" + (" ms" if name != "host share" else " of the wall time"))
+        print(f"{name:18s} {value:10.3f} {units.get(name, 'ms')}")
     if _OUTPUT.value:
         info = {
             "machine": machine.describe(),
             "jax": jax.__version__,
+            "model": _MODEL.value,
+            "device": jax.devices()[0].device_kind,
             "dtype": _DTYPE.value,
         }
         info |= {"rows": _ROWS.value, "context": _CONTEXT.value, "command": machine.command(), "figures": figures}
