@@ -223,7 +223,7 @@ def test_scripts_say_what_they_are_for(path):
         assert second.startswith(("# ", '"""')) or first.startswith('"""'), f"{path.name}: begins without a description"
 
 
-@pytest.mark.parametrize("script", ["install", "check", "make_goldens"])
+@pytest.mark.parametrize("script", ["install", "check", "make_goldens", "bench_device"])
 def test_help_of_scripts_does_nothing_else(script, tmp_path):
     """Not even make an environment, which they otherwise begin with."""
     environment = {**os.environ, "VENV": str(tmp_path / "venv"), "PAGEDJAX_CACHE": str(tmp_path / "cache")}
