@@ -121,6 +121,10 @@ def _guarded(work: Callable[[], int | None]) -> int | None:
         return work()
     except PagedJaxError as e:
         fail(e)
+    except OSError as e:
+        if e.filename is None:
+            raise
+        fail(f"{e.filename}: {e.strerror}")
     except KeyboardInterrupt:
         print(file=sys.stderr)
         return 130

@@ -128,7 +128,7 @@ class RunnerConfig:
     attention_backend: str = option(
         "auto",
         "paged-attention backend; a named one serves or fails with its reason",
-        choices=("auto", "native_cpu", "pallas_tpu", "reference", "triton", "xla"),
+        choices=("auto", "native_cpu", "pallas_gpu", "pallas_tpu", "reference", "triton", "xla"),
     )
     check_every: int = option(0, "check the page invariants every so many steps; 0: never", low=0, high=10**9)
     compilation_cache: str = option("auto", "folder for compiled programs; auto: the user's cache folder; empty: none")

@@ -17,6 +17,7 @@ from flax import nnx
 
 from pagedjax import command_line
 from pagedjax.errors import ConfigError
+from pagedjax.folders import check_folder_target
 from pagedjax.options import option
 from pagedjax.weights import check_target, load_model, save_checkpoint
 
@@ -37,6 +38,7 @@ def main(given: ConvertOptions) -> int:
             raise ConfigError(f"--{name}: needed; --help explains")
     try:
         check_target(Path(given.output), given.overwrite)
+        check_folder_target("--output", str(Path(given.output).absolute().parent))
         loaded = load_model(given.model, jnp.dtype(given.dtype))
         save_checkpoint(loaded, given.output, overwrite=given.overwrite)
     except OSError as error:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import collections
 import dataclasses
 import difflib
+import fcntl
 import hashlib
 import json
 import os
@@ -29,6 +30,7 @@ from tqdm import tqdm
 from pagedjax import command_line
 from pagedjax.config import Config
 from pagedjax.errors import ConfigError, InvalidRequestError
+from pagedjax.folders import check_file_target
 from pagedjax.options import option
 from pagedjax.types import CompletionOutput, FinishReason, Request, RequestOutput, SamplingParams, TokenLogprobs
 
@@ -214,6 +216,14 @@ def resume(path: str) -> dict[int, str]:
     return done
 
 
+def _lock(out: IO[bytes], path: str) -> None:
+    """ConfigError where another process writes to the file."""
+    try:
+        fcntl.flock(out, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise ConfigError(f"--output={path}: another run is writing to it") from None
+
+
 class Job:
     """Streams one file through an engine.
 
@@ -243,6 +253,7 @@ class Job:
         try:
             done = resume(target)
             with open(source, "rb") as file, open(target, "ab") as out:
+                _lock(out, target)
                 total = sum(1 for line in file if line.strip())
                 file.seek(0)
                 bar = tqdm(total=total, desc="Generating", unit="line", disable=not self.progress)
@@ -330,6 +341,7 @@ def main(config: Config, given: GenerateOptions) -> int:
     for name in ("input", "output"):
         if not getattr(given, name):
             raise ConfigError(f"--{name}: needed; --help explains")
+    check_file_target("--output", given.output)
     if not os.path.isfile(given.input):
         raise ConfigError(f"--input={given.input}: no such file")
     if os.path.exists(given.output):

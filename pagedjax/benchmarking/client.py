@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import json
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -123,7 +124,7 @@ class Client:
         Raises:
           ConfigError: nobody answered for so long; says what happened last.
         """
-        deadline = time.monotonic() + seconds
+        deadline, waits = time.monotonic() + seconds, _Waits(seconds)
         while True:
             try:
                 async with self._session.get(f"{self.target.url}/v1/models") as response:
@@ -134,6 +135,7 @@ class Client:
                 last = f"{type(error).__name__}: {error}"
             if time.monotonic() + _RETRY_SECONDS > deadline:
                 raise ConfigError(f"--base_url: no answer from {self.target.url} for {seconds:g} s: {last}")
+            waits.say(f"no answer from {self.target.url} yet ({last})")
             await asyncio.sleep(_RETRY_SECONDS)
 
     async def probe(self, seconds: float, *, ids: bool) -> Outcome:
@@ -145,13 +147,28 @@ class Client:
         """
         prompt: str | tuple[int, ...] = _PROBE_IDS if ids else "Hello"
         body = self.target.body(BenchRequest(prompt, len(prompt), 1))
-        deadline = time.monotonic() + seconds
+        deadline, waits = time.monotonic() + seconds, _Waits(seconds)
         while True:
             outcome = await self.send(body, len(prompt), time.perf_counter())
             final = outcome.ok or outcome.status in _GIVE_UP
             if final or time.monotonic() + _RETRY_SECONDS > deadline:
                 return outcome
+            waits.say(f"a first request to {self.target.url}{self.target.path} failed ({outcome.error})")
             await asyncio.sleep(_RETRY_SECONDS)
+
+
+class _Waits:
+    """Says once why nothing happens, and for how long at most."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds, self._said = seconds, False
+
+    def say(self, why: str) -> None:
+        if not self._said:
+            self._said = True
+            print(
+                f"{why}; trying for up to {self._seconds:g} s (--ready_check_timeout_sec)", file=sys.stderr, flush=True
+            )
 
 
 async def _read(response: aiohttp.ClientResponse, collector: Collector, start: float) -> None:

@@ -159,8 +159,9 @@ def _json_lines(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 def _json(path: str) -> Any:
+    text = _text(path)
     try:
-        return json.loads(_text(path))
+        return json.loads(text)
     except ValueError as error:
         raise ConfigError(f"--dataset_path={path}: is not JSON: {error}") from None
 
@@ -170,4 +171,5 @@ def _text(path: str) -> str:
         with open(path, encoding="utf-8") as file:
             return file.read()
     except (OSError, UnicodeError) as error:
-        raise ConfigError(f"--dataset_path={path}: cannot be read: {error}") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--dataset_path={path}: cannot be read: {reason}") from None

@@ -16,6 +16,7 @@ from pagedjax.benchmarking.prompts import IdPrompts, Tokenizer
 from pagedjax.benchmarking.workload import BenchRequest, DatasetOptions
 from pagedjax.config import Config
 from pagedjax.errors import ConfigError
+from pagedjax.folders import check_file_target
 from pagedjax.options import option
 from pagedjax.types import RequestOutput, SamplingParams
 
@@ -51,6 +52,7 @@ LATENCY_OPTIONS = (BatchOptions, OfflineOptions)
 
 def throughput(config: Config, dataset: DatasetOptions, given: OfflineOptions) -> int:
     """Requests and tokens per second of one call of `LLM.generate` with a whole dataset."""
+    check_file_target("--output_json", given.output_json)
     llm = _engine(config, given)
     requests, _ = make_requests(dataset, *_makers(llm, dataset.seed))
     if any(r.arrival is not None for r in requests):
@@ -88,6 +90,7 @@ def throughput_record(outputs: Sequence[RequestOutput], seconds: float) -> dict[
 
 def latency(config: Config, batch: BatchOptions, given: OfflineOptions) -> int:
     """Seconds that a batch of equal lengths takes, over and over. No run finds another's prompts in the prefix cache."""
+    check_file_target("--output_json", given.output_json)
     llm = _engine(config, given)
     ids = _plain_ids(llm)
     options = DatasetOptions(

@@ -24,6 +24,7 @@ from pagedjax.benchmarking.prompts import IdPrompts, PromptMaker, TextPrompts, T
 from pagedjax.benchmarking.timeline import plot_timeline, require_matplotlib
 from pagedjax.benchmarking.workload import BenchRequest, DatasetOptions
 from pagedjax.errors import ConfigError, ModelLoadError
+from pagedjax.folders import check_file_target, check_folder_target
 from pagedjax.options import option
 
 KEY_VARIABLE = "OPENAI_API_KEY"
@@ -157,13 +158,18 @@ def serve(
     limits = shown.timeline_itl_thresholds
     if len(limits) != 2 or limits[0] > limits[1]:
         raise ConfigError(f"--timeline_itl_thresholds: must be two numbers, the smaller first, got {limits}")
+    saves = shown.save_result or shown.save_detailed or shown.append_result
     if shown.plot_timeline:
         require_matplotlib()
+    # A long run must not be lost for a path.
+    check_file_target("--plot_timeline", shown.plot_timeline)
+    if saves:
+        check_folder_target("--result_dir", shown.result_dir)
     run = asyncio.run(_Run(server, dataset, load, sampling).measure())
     count_output(run.outcomes, run.tokenizer)
     metrics = compute_metrics(run.outcomes, run.duration, shown.metric_percentiles, objectives)
     # Kept before it is shown: a terminal that has gone must not cost the run.
-    if shown.save_result or shown.save_detailed or shown.append_result:
+    if saves:
         _save(run, metrics, (server, dataset, load, sampling, shown), metadata)
     if shown.plot_timeline:
         plot_timeline(run.outcomes, (limits[0], limits[1]), shown.plot_timeline)

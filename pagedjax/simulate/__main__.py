@@ -22,6 +22,7 @@ from typing import Any
 import jax
 
 from pagedjax.command_line import fail, run
+from pagedjax.folders import check_file_target, check_folder_target
 from pagedjax.options import option
 from pagedjax.simulate.command import SIMULATION, CommandConfig, make_runs
 from pagedjax.simulate.plots import plot_results
@@ -86,11 +87,9 @@ def report(config: CommandConfig, given: OutputOptions) -> None:
         file=sys.stderr,
     )
     if given.output:
-        path = pathlib.Path(given.output)
-        path.parent.mkdir(parents=True, exist_ok=True)
         document = {"config": dataclasses.asdict(config), "seconds": seconds}
         document["runs"] = [record(label, result, given.series) for label, result in zip(labels, results, strict=True)]
-        path.write_text(json.dumps(document, indent=1))
+        pathlib.Path(given.output).write_text(json.dumps(document, indent=1))
     if given.plots:
         for path in plot_results(labels, results, pathlib.Path(given.plots)):
             print(path, file=sys.stderr)
@@ -99,6 +98,10 @@ def report(config: CommandConfig, given: OutputOptions) -> None:
 def main(config: CommandConfig, given: OutputOptions) -> None:
     if given.plots and importlib.util.find_spec("matplotlib") is None:
         fail("--plots: needs matplotlib, pip install 'pagedjax[plots]'")
+    check_file_target("--output", given.output)
+    check_folder_target("--plots", given.plots)
+    if given.series and not given.output:
+        fail("--series: goes into the file that --output names")
     try:
         report(config, given)
     except ValueError as e:

@@ -64,6 +64,8 @@ class CommandConfig:
         for path, entry in options(self):
             if not path.startswith("system."):  # checked when it was made
                 check(path, entry.value, entry.type, entry.field.metadata)
+        if self.workload.trace and self.workload.kind != "trace":
+            raise ConfigError(f"config.workload.trace: needs config.workload.kind=trace, got {self.workload.kind!r}")
 
 
 SIMULATION = Schema(CommandConfig, "pagedjax.simulate.command.default_command_config")
@@ -77,6 +79,8 @@ def default_command_config() -> config_dict.ConfigDict:
 def make_workload(config: WorkloadConfig, system: SimConfig) -> Workload:
     """The workload that a configuration describes. ConfigError where a trace cannot be read."""
     if config.kind == "trace":
+        if not config.trace:
+            raise ConfigError("config.workload.trace: name the file, for config.workload.kind=trace")
         try:
             return read_trace(config.trace)
         except (OSError, ValueError) as e:

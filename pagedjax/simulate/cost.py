@@ -132,7 +132,11 @@ def calibrated(path: str | pathlib.Path) -> StepCost:
     Raises:
       ValueError: a figure that is missing.
     """
-    data = json.loads(pathlib.Path(path).read_text())
+    try:
+        data = json.loads(pathlib.Path(path).read_text())
+    except (OSError, ValueError) as e:
+        reason = e.strerror if isinstance(e, OSError) else f"not JSON: {e}"
+        raise ValueError(f"config.system.calibration: {path}: {reason}") from None
     try:
         rows, context, ms = data["rows"], data["context"], data["figures"]
         parts = ms["linear layers"] + ms["head"] + ms["sampling"]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 
@@ -180,6 +181,10 @@ def conversations(
     return Workload(arrival=arrivals(num, rate, rng, cv), prompt=prompt, output=answer, stream=stream, offset=offset)
 
 
+MAX_ARRIVAL = 1e9
+"""Seconds of a trace: some thirty years."""
+
+
 def read_trace(path: str | pathlib.Path) -> Workload:
     """A JSONL file, one request a line: {"arrival": seconds, "prompt": tokens, "output": tokens, ...}, in any order.
 
@@ -205,6 +210,13 @@ def read_trace(path: str | pathlib.Path) -> Workload:
         bad = [name for name, value in row.items() if isinstance(value, bool) or not isinstance(value, (int, float))]
         if bad:
             raise ValueError(f"{path}:{number}: {bad[0]}: must be a number, got {row[bad[0]]!r}")
+        broken = [name for name in ("prompt", "output") if not math.isfinite(row[name]) or row[name] % 1]
+        if broken:
+            raise ValueError(f"{path}:{number}: {broken[0]}: must be a whole number of tokens, got {row[broken[0]]!r}")
+        if not 0 <= row["arrival"] <= MAX_ARRIVAL:
+            raise ValueError(
+                f"{path}:{number}: arrival: must be in [0, {MAX_ARRIVAL:g}] seconds, got {row['arrival']!r}"
+            )
         rows.append(row)
     if not rows:
         raise ValueError(f"{path}: no requests")

@@ -98,6 +98,47 @@ def test_unknown_options_are_named():
         freeze(config_dict.ConfigDict({"sytem": {}}))
 
 
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            '{"arrival": 0, "prompt": 1.5, "output": 2}',
+            r"trace.jsonl:1: prompt: must be a whole number of tokens, got 1.5",
+        ),
+        ('{"arrival": 1e30, "prompt": 1, "output": 2}', r"trace.jsonl:1: arrival: must be in \[0, 1e\+09\] seconds"),
+        ('{"arrival": NaN, "prompt": 1, "output": 2}', r"trace.jsonl:1: arrival: must be in"),
+        ('{"arrival": 0, "prompt": Infinity, "output": 2}', r"trace.jsonl:1: prompt: must be a whole number"),
+    ],
+)
+def test_traces_of_nonsense_are_refused(line, message, tmp_path):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(line)
+    with pytest.raises(ConfigError, match=message):
+        make_runs(freeze({"workload": {"kind": "trace", "trace": str(path)}}))
+
+
+def test_a_trace_needs_its_file_and_its_kind():
+    with pytest.raises(ConfigError, match="name the file"):
+        make_runs(freeze({"workload": {"kind": "trace"}}))
+    with pytest.raises(ConfigError, match=r"needs config.workload.kind=trace, got 'independent'"):
+        freeze({"workload": {"trace": "x.jsonl"}})
+
+
+def test_files_are_looked_at_before_anything_is_simulated(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(command, "report", lambda *_: pytest.fail("it began"))
+    for given, message in (
+        ({"output": str(tmp_path)}, "is a folder"),
+        ({"output": str(tmp_path / "no" / "out.json")}, "there is no folder"),
+        ({"plots": __file__}, "is a file"),
+        ({"series": True}, "goes into the file"),
+    ):
+        with pytest.raises((ConfigError, SystemExit)) as error:
+            command.main(CommandConfig(), command.OutputOptions(**given))
+        assert message in str(error.value) + capsys.readouterr().err
+    with pytest.raises(ValueError, match="calibration: nosuch: No such file"):
+        _ = SimConfig(calibration="nosuch").cost
+
+
 def test_what_does_not_go_together_is_named():
     with pytest.raises(ConfigError, match=r"beams: needs scheme paged .*got 'chunks' and 2"):
         SimConfig(scheme="chunks", samples=2, beams=collapsing_beams(2))

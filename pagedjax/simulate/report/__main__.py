@@ -18,7 +18,7 @@ import time
 import jax
 
 from pagedjax.command_line import fail, run
-from pagedjax.folders import cache_folder
+from pagedjax.folders import cache_folder, check_folder_target
 from pagedjax.options import option
 from pagedjax.simulate.report.build import build
 from pagedjax.simulate.report.page import count_verdicts, write
@@ -39,13 +39,17 @@ def _form(scale: Scale) -> str:
     if scale.name == "full":
         return "This is the full form."
     if scale.name == "quick":
-        return "This is the quick form: one model, short runs. Verdicts on what is simulated may differ from the full form."
+        return (
+            "This is the quick form: one model, short runs. What is simulated, figures and verdicts, can differ much from the "
+            "full form."
+        )
     return "This is a trial of the program: the numbers that are simulated mean nothing."
 
 
 def main(given: ReportOptions) -> None:
     scale = TINY if given.tiny else QUICK if given.quick else FULL
     folder = pathlib.Path(given.benchmarks)
+    check_folder_target("--output", given.output)
     started = time.perf_counter()
     # Most of a run is compilation; the next one finds it done.
     if not jax.config.jax_compilation_cache_dir:
