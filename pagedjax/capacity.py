@@ -16,6 +16,7 @@ The counts are closed forms of the sizes; where weights and activations leave le
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import json
 import os
 import sys
@@ -24,7 +25,7 @@ from typing import Any
 import jax
 
 from pagedjax import command_line
-from pagedjax.errors import ConfigError
+from pagedjax.errors import ConfigError, ModelLoadError
 from pagedjax.models.shapes import REFERENCE_SHAPES, ModelShape, shape_of
 from pagedjax.options import option
 from pagedjax.pages.schemes import RequestShape
@@ -70,6 +71,10 @@ def question_of(given: CapacityOptions) -> Question:
         halves = RequestShape(max(max_len // 2, 1), max(max_len - max_len // 2, 1)) if max_len > 1 else None
         lengths = tuple(x for x in (*_PUBLISHED, halves) if x is not None and x.total <= max_len)
         lengths = tuple(x for x in lengths if x.prompt >= given.shared_prefix)
+        if not lengths and given.shared_prefix:
+            raise ConfigError(
+                f"--shared_prefix: no prompt of the lengths looked at has {given.shared_prefix} tokens; give --lengths"
+            )
     return Question(
         shape=shape,
         device_bytes=parse_memory("--memory", given.memory),
@@ -94,7 +99,12 @@ def find_shape(model: str) -> ModelShape:
         return REFERENCE_SHAPES[model.lower()]
     from pagedjax.weights import read_spec  # a moment to import
 
-    name, spec = read_spec(model)
+    try:
+        name, spec = read_spec(model)
+    except ModelLoadError as error:
+        near = difflib.get_close_matches(model.lower(), REFERENCE_SHAPES, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"by name there are {', '.join(REFERENCE_SHAPES)}, too"
+        raise ModelLoadError(f"{error}; {hint}") from None
     return shape_of(spec, name)
 
 

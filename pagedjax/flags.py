@@ -213,6 +213,9 @@ def parse(
         config = freeze(flag_values["config"].value, schema)
     except (absl_flags.Error, ConfigError) as e:
         raise ConfigError(_last_line(e)) from None
+    except AttributeError as e:
+        missing = "get_config" in str(e)
+        raise ConfigError(f"--config={file}: {'has no get_config()' if missing else f'AttributeError: {e}'}") from e
     except Exception as e:  # whatever the user's file raises
         raise ConfigError(f"--config={file}: {type(e).__name__}: {e}") from e
     return with_overrides(config, overrides), positional

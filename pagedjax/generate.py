@@ -98,12 +98,13 @@ def parse_line(index: int, raw: bytes, engine: Any, defaults: Mapping[str, Any])
     except InvalidRequestError as e:
         raise LineError(str(e), e.field, custom_id) from None
     request = Request(f"line-{index}", ids, sampling, cache_salt=salt, prompt=text)
-    return Line(index, hash_of(raw), custom_id, request)
+    return Line(index, hash_of(raw, defaults), custom_id, request)
 
 
-def hash_of(raw: bytes) -> str:
-    """What an output line remembers of its input line, so that a changed input is noticed."""
-    return hashlib.sha256(raw.strip()).hexdigest()[:16]
+def hash_of(raw: bytes, defaults: Mapping[str, Any]) -> str:
+    """What an output line remembers of its input line and of --sampling, so that a change is noticed."""
+    sampling = json.dumps(defaults, sort_keys=True).encode() if defaults else b""
+    return hashlib.sha256(raw.strip() + sampling).hexdigest()[:16]
 
 
 def _prompt(body: Mapping[str, Any], engine: Any) -> tuple[tuple[int, ...], str | None]:
@@ -172,8 +173,8 @@ def _logprobs(entry: TokenLogprobs) -> dict[str, Any]:
     return {"token_id": entry.chosen.token_id, "logprob": finite(entry.chosen.logprob), "top": top}
 
 
-def error_record(index: int, raw: bytes, error: LineError) -> dict[str, Any]:
-    record: dict[str, Any] = {"index": index, "input_hash": hash_of(raw)}
+def error_record(index: int, raw: bytes, error: LineError, defaults: Mapping[str, Any]) -> dict[str, Any]:
+    record: dict[str, Any] = {"index": index, "input_hash": hash_of(raw, defaults)}
     if error.custom_id is not None:
         record["custom_id"] = error.custom_id
     record["error"] = {"line": index + 1, "field": error.field, "message": str(error)}
@@ -277,10 +278,10 @@ class Job:
             if index not in done:
                 yield index, raw
                 continue
-            if done[index] != hash_of(raw):
+            if done[index] != hash_of(raw, self.defaults):
                 raise ConfigError(
-                    f"the output answers another input: line {index + 1} has changed since; choose another --output "
-                    "or --overwrite"
+                    f"the output answers another input: line {index + 1} or --sampling has changed since; choose another "
+                    "--output or --overwrite"
                 )
             self.counts["skipped"] += 1
             bar.update()
@@ -315,7 +316,7 @@ class Job:
                 raise LineError(str(e), e.field, line.custom_id) from None
         except LineError as e:
             self.counts["errors"] += 1
-            self._write(error_record(index, raw, e), out, bar)
+            self._write(error_record(index, raw, e, self.defaults), out, bar)
         else:
             self._running[line.request.request_id] = line, raw
 
@@ -325,7 +326,7 @@ class Job:
         if any(o.finish_reason is FinishReason.ABORT for o in whole.outputs):
             error = LineError("the engine aborted it", None, line.custom_id)
             self.counts["errors"] += 1
-            self._write(error_record(line.index, raw, error), out, bar)
+            self._write(error_record(line.index, raw, error, self.defaults), out, bar)
             return
         self.counts["tokens"] += whole.num_generated_tokens
         self._write(record_of(line, whole), out, bar)

@@ -65,7 +65,8 @@ def options(config: Any, prefix: str = "") -> list[tuple[str, Option]]:
 def requirement(kind: Any, metadata: Any) -> str:
     """What an option takes, in words: "a whole number in [1, 256]"."""
     if metadata["choices"]:
-        return "one of " + ", ".join(map(str, metadata["choices"]))
+        several = "any of " if typing.get_origin(kind) is tuple else "one of "
+        return several + ", ".join(str(choice) or "nothing" for choice in metadata["choices"])
     if typing.get_origin(kind) is tuple:
         return "a list, each " + requirement(typing.get_args(kind)[0], metadata)
     name = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}[kind]

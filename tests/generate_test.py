@@ -1,5 +1,6 @@
 """JSON lines in, JSON lines out: each line answered once, whatever is in it and however often a run is interrupted."""
 
+import fcntl
 import json
 
 import pytest
@@ -206,8 +207,25 @@ def test_an_output_of_another_input_is_refused(files):
     write(files[0], [{"prompt": "a"}, {"prompt": "b"}])
     run(files)
     write(files[0], [{"prompt": "a"}, {"prompt": "c"}])
-    with pytest.raises(ConfigError, match="line 2 has changed"):
+    with pytest.raises(ConfigError, match="line 2 or --sampling has changed"):
         run(files)
+    write(files[0], [{"prompt": "a"}, {"prompt": "b"}])
+    with pytest.raises(ConfigError, match="line 1 or --sampling has changed"):
+        run(files, defaults={"seed": 3})
+    assert run(files)[0]["skipped"] == 2
+
+
+def test_an_output_that_another_run_writes_is_refused(files):
+    write(files[0], [{"prompt": "a"}])
+    with open(files[1], "ab") as out:
+        fcntl.flock(out, fcntl.LOCK_EX)
+        with pytest.raises(ConfigError, match="another run is writing to it"):
+            run(files)
+    assert run(files)[0]["lines"] == 1
+
+
+def test_a_file_that_is_something_else_is_left_alone(files):
+    write(files[0], [{"prompt": "a"}])
     files[1].write_text('{"something": "else"}\n')
     with pytest.raises(ConfigError, match="line 1 was not written by this tool"):
         resume(str(files[1]))
