@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import resource
+import sys
 import time
 from collections.abc import Sequence
 
@@ -26,6 +27,7 @@ async def run_load(
     max_concurrency: int = 0,
     request_id_prefix: str = "",
     progress: bool = True,
+    keep_finished: bool = False,
 ) -> tuple[list[Outcome], float]:
     """Sends every request when it is due, whatever became of the ones before (open loop).
 
@@ -34,6 +36,7 @@ async def run_load(
       max_concurrency: most requests in flight; the others wait, which their latency does not count (see
         Outcome.scheduled and .start). 0: no limit.
       request_id_prefix: X-Request-Id is this and the request's number.
+      keep_finished: when cancelled (Ctrl-C) return what is finished by then instead, and say so.
 
     Returns:
       Outcomes in the requests' order, and the seconds from the start to the end of the last one.
@@ -51,16 +54,35 @@ async def run_load(
         bar.update()
         return outcome
 
-    tasks = []
+    tasks: list[asyncio.Task[Outcome]] = []
     with bar, _no_collections():
         origin = time.perf_counter()
-        for i, due in enumerate(times):
-            wait = origin + due - time.perf_counter()
-            if wait > 0:
-                await asyncio.sleep(wait)
-            tasks.append(asyncio.create_task(one(i, origin)))
-        outcomes = await asyncio.gather(*tasks)
-        return list(outcomes), time.perf_counter() - origin
+        try:
+            for i, due in enumerate(times):
+                wait = origin + due - time.perf_counter()
+                if wait > 0:
+                    await asyncio.sleep(wait)
+                tasks.append(asyncio.create_task(one(i, origin)))
+            outcomes = list(await asyncio.gather(*tasks))
+        except asyncio.CancelledError:
+            if not keep_finished:
+                raise
+            outcomes = await _finished(tasks)
+            bar.write(
+                f"stopped: {len(outcomes)} of {len(requests)} requests are finished, and all that is reported",
+                sys.stderr,
+            )
+        return outcomes, time.perf_counter() - origin
+
+
+async def _finished(tasks: Sequence[asyncio.Task[Outcome]]) -> list[Outcome]:
+    """Ends the tasks of a run that was cancelled; what those returned that had come to their end."""
+    if (task := asyncio.current_task()) is not None:
+        task.uncancel()  # it goes on, to report
+    for request in tasks:
+        request.cancel()
+    ended = await asyncio.gather(*tasks, return_exceptions=True)
+    return [outcome for outcome in ended if isinstance(outcome, Outcome)]
 
 
 @contextlib.contextmanager

@@ -246,7 +246,12 @@ class _Run:
                     raise ConfigError(f"--num_warmups: {len(failed)} of {len(warmed)} failed: {failed[0]}")
             _say(f"{len(requests)} requests to {self.target.url}{self.target.path}, model {self.target.model}")
             outcomes, duration = await run_load(
-                client, requests, times.tolist(), request_id_prefix=self.server.request_id_prefix, **options
+                client,
+                requests,
+                times.tolist(),
+                request_id_prefix=self.server.request_id_prefix,
+                keep_finished=True,
+                **options,
             )
         return Measured(outcomes, duration, tokenizer, name, self.target.model, prompt_format)
 

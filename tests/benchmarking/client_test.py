@@ -269,3 +269,29 @@ def test_ramps_need_their_rates():
         LoadOptions(ramp_up_strategy="linear").times(requests, 0)
     traced = [BenchRequest("a", 1, 1, arrival=t) for t in (0.0, 2.0)]
     assert LoadOptions(request_rate=9.0).times(traced, 0).tolist() == [0.0, 2.0]
+
+
+# Ctrl-C
+
+
+def test_what_is_finished_when_a_run_is_stopped_is_kept(capsys):
+    whole, slow = ["a", "!stop", "!usage 1", "!done"], ["a", 3.0]
+    requests = [BenchRequest(json.dumps(script), 11, 5) for script in (whole, slow, whole, whole)]
+    server = FakeServer()
+
+    async def run(keep_finished):
+        async with serving(server) as url, Client(Target(url, "/v1/completions", False, "fake", {}), 60.0) as client:
+            load = run_load(client, requests, [0, 0, 0, 600.0], progress=False, keep_finished=keep_finished)
+            task = asyncio.create_task(load)
+            server.bodies.clear()
+            while len(server.bodies) < 3 or server.running > 1:
+                await asyncio.sleep(0.01)
+            await asyncio.sleep(0.2)  # the client reads the ends of the two that are short
+            task.cancel()
+            return await task
+
+    outcomes, _ = asyncio.run(run(True))
+    assert [(o.ok, o.text) for o in outcomes] == [(True, "a"), (True, "a")]
+    assert "2 of 4 requests are finished" in capsys.readouterr().err
+    with pytest.raises(asyncio.CancelledError):
+        asyncio.run(run(False))
