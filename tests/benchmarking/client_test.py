@@ -275,23 +275,23 @@ def test_ramps_need_their_rates():
 
 
 def test_what_is_finished_when_a_run_is_stopped_is_kept(capsys):
-    whole, slow = ["a", "!stop", "!usage 1", "!done"], ["a", 3.0]
-    requests = [BenchRequest(json.dumps(script), 11, 5) for script in (whole, slow, whole, whole)]
-    server = FakeServer()
+    whole, slow = ["a", "!stop", "!usage 1", "!done"], ["a", 8.0]
 
-    async def run(keep_finished):
+    async def run(scripts, keep_finished):
+        """The last request is due in ten minutes; stopped when at most one answer is still under way."""
+        requests = [BenchRequest(json.dumps(script), 11, 5) for script in (*scripts, whole)]
+        server, times = FakeServer(), [*[0.0] * len(scripts), 600.0]
         async with serving(server) as url, Client(Target(url, "/v1/completions", False, "fake", {}), 60.0) as client:
-            load = run_load(client, requests, [0, 0, 0, 600.0], progress=False, keep_finished=keep_finished)
+            load = run_load(client, requests, times, progress=False, keep_finished=keep_finished)
             task = asyncio.create_task(load)
-            server.bodies.clear()
-            while len(server.bodies) < 3 or server.running > 1:
+            while len(server.bodies) < len(scripts) or server.running > scripts.count(slow):
                 await asyncio.sleep(0.01)
-            await asyncio.sleep(0.2)  # the client reads the ends of the two that are short
+            await asyncio.sleep(0.2)  # the client reads the ends of those that are short
             task.cancel()
             return await task
 
-    outcomes, _ = asyncio.run(run(True))
+    outcomes, _ = asyncio.run(run([whole, slow, whole], True))
     assert [(o.ok, o.text) for o in outcomes] == [(True, "a"), (True, "a")]
     assert "2 of 4 requests are finished" in capsys.readouterr().err
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(run(False))
+        asyncio.run(run([whole], False))
