@@ -22,7 +22,7 @@ _DASHES = re.compile(r"(--?)(?!config\b)([A-Za-z][\w-]*)(=.*)?", re.DOTALL)
 
 
 def define_options(table: type, flag_values: absl_flags.FlagValues = absl_flags.FLAGS) -> None:
-    """Defines a flag for each field of a dataclass made with `pagedjax.config.option`; `read_options` reads them."""
+    """Defines a flag for each field of a dataclass made with `pagedjax.options.option`; `read_options` reads them."""
     for name, entry in options(table()):
         define: Callable[..., Any] = absl_flags.DEFINE_string
         if entry.type is bool:

@@ -160,7 +160,7 @@ def watch(engine: Engine, look: Callable[[], None]) -> None:
 def serve(engine: Engine, vocab_size: int) -> tuple[Series, dict[str, float], dict[str, list[int]]]:
     """What was seen, when each request was answered (seconds since it came), and its tokens."""
     rng, series = np.random.default_rng(13), Series()
-    todo = [
+    schedule = [
         (
             due,
             Request(
@@ -171,17 +171,17 @@ def serve(engine: Engine, vocab_size: int) -> tuple[Series, dict[str, float], di
         )
         for i, (due, (prompt, output)) in enumerate(zip(arrivals(), lengths(), strict=True))
     ]
-    due_at = {request.request_id: due for due, request in todo}
-    tokens: dict[str, list[int]] = {request.request_id: [] for _, request in todo}
+    due_at = {request.request_id: due for due, request in schedule}
+    tokens: dict[str, list[int]] = {request.request_id: [] for _, request in schedule}
     latency: dict[str, float] = {}
     started = time.perf_counter()
     watch(engine, lambda: series.look(engine, time.perf_counter() - started))
-    while todo or engine.has_unfinished():
+    while schedule or engine.has_unfinished():
         now = time.perf_counter() - started
-        while todo and todo[0][0] <= now:
-            engine.add_request(todo.pop(0)[1])
+        while schedule and schedule[0][0] <= now:
+            engine.add_request(schedule.pop(0)[1])
         if not engine.has_unfinished():
-            time.sleep(min(0.01, todo[0][0] - now))
+            time.sleep(min(0.01, schedule[0][0] - now))
             continue
         outputs = engine.step()
         now = time.perf_counter() - started

@@ -11,7 +11,7 @@ import jax
 from flax import nnx
 
 from pagedjax.config import Config
-from pagedjax.engine.allocation import allocation_of
+from pagedjax.engine.allocation import allocation_of, check_allocation
 from pagedjax.engine.engine import Engine
 from pagedjax.engine.snapshot import check_options, load_engine, saved_options
 from pagedjax.engine.snapshot_files import read_description
@@ -40,7 +40,9 @@ def build_engine(
     Raises:
       ConfigError, ModelLoadError, SnapshotError: with what to do about it.
     """
-    policy_named(config.scheduler.policy)  # a wrong name is found before minutes of loading
+    # What is wrong whatever the model is found before minutes of loading.
+    policy_named(config.scheduler.policy)
+    check_allocation(config)
     enable_compilation_cache(config.runner.compilation_cache)
     snapshot = _snapshot_of(config)
     if snapshot is not None:

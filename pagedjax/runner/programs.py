@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.stages import Lowered
 from tqdm import tqdm
 
 from pagedjax.models import ModelSpec
@@ -128,7 +129,7 @@ class Programs:
         """The compiled program; takes the arguments of the function of that name less its static ones and `graph`."""
         key = (name, *sizes)
         if key not in self._compiled:
-            self._compiled[key] = getattr(self, f"_compile_{name}")(*sizes)
+            self._compiled[key] = getattr(self, f"_lower_{name}")(*sizes).compile(self.compiler_options)
         return self._compiled[key]
 
     def _row_sampling(self, num_rows: int) -> RowSampling:
@@ -137,10 +138,10 @@ class Programs:
     def _hidden(self, num_tokens: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((num_tokens, self._spec.hidden_size), self._dtype)
 
-    def _compile_admit_reserving(self) -> Callable:
-        return self._compile_admit(reserves=True)
+    def _lower_admit_reserving(self) -> Lowered:
+        return self._lower_admit(reserves=True)
 
-    def _compile_admit(self, *, reserves: bool = False) -> Callable:
+    def _lower_admit(self, *, reserves: bool = False) -> Lowered:
         C, M = ADMIT_WIDTH, self._state.rows.token_ids.shape[1]
         new = Admission(
             rows=_ints(C),
@@ -155,9 +156,9 @@ class Programs:
             uses_counts=_flags(C),
         )
         fn = functools.partial(admit, windows=self._windows, reserves=reserves)
-        return jax.jit(fn, donate_argnums=0).lower(self._state, new).compile(self.compiler_options)
+        return jax.jit(fn, donate_argnums=0).lower(self._state, new)
 
-    def _compile_fork(self) -> Callable:
+    def _lower_fork(self) -> Lowered:
         C = ADMIT_WIDTH
         new = Fork(
             rows=_ints(C),
@@ -171,58 +172,46 @@ class Programs:
             uses_counts=_flags(C),
         )
         fn = functools.partial(fork, self._graph)
-        return (
-            jax.jit(fn, donate_argnums=1)
-            .lower(self._params, self._state, self._hidden(C), new)
-            .compile(self.compiler_options)
-        )
+        return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, self._hidden(C), new)
 
-    def _compile_reorder(self) -> Callable:
+    def _lower_reorder(self) -> Lowered:
         C = MAX_BEAM_WIDTH
         fn = jax.jit(reorder, donate_argnums=0)
-        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _ints(C)).compile(self.compiler_options)
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _ints(C))
 
-    def _compile_pick(self, num_tokens: int) -> Callable:
-        return jax.jit(pick).lower(self._hidden(num_tokens), _ints(ADMIT_WIDTH)).compile(self.compiler_options)
+    def _lower_pick(self, num_tokens: int) -> Lowered:
+        return jax.jit(pick).lower(self._hidden(num_tokens), _ints(ADMIT_WIDTH))
 
-    def _compile_settle(self) -> Callable:
+    def _lower_settle(self) -> Lowered:
         C = ADMIT_WIDTH
         fn = jax.jit(functools.partial(settle, windows=self._windows), donate_argnums=0)
-        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C)).compile(self.compiler_options)
+        return fn.lower(self._state, _ints(C), _ints(C), _ints(C), _flags(C))
 
-    def _compile_compact(self) -> Callable:
-        return jax.jit(compact_pages, donate_argnums=0).lower(self._state).compile(self.compiler_options)
+    def _lower_compact(self) -> Lowered:
+        return jax.jit(compact_pages, donate_argnums=0).lower(self._state)
 
-    def _compile_stats(self) -> Callable:
+    def _lower_stats(self) -> Lowered:
         rows = self._state.rows
 
         def page_stats(pages: Pages, num_computed: jax.Array, max_tokens: jax.Array) -> tuple[PageStats, Usage]:
             # The keys and values of the last token that a row can have are never needed.
             return stats(pages), usage(pages, num_computed, max_tokens - 1)
 
-        return (
-            jax.jit(page_stats)
-            .lower(self._state.pages, rows.num_computed, rows.max_tokens)
-            .compile(self.compiler_options)
-        )
+        return jax.jit(page_stats).lower(self._state.pages, rows.num_computed, rows.max_tokens)
 
-    def _compile_swap_out(self) -> Callable:
-        return (
-            jax.jit(swap_out)
-            .lower(self._state, _ints(), _ints(SWAP_WIDTH), _ints(SWAP_WIDTH))
-            .compile(self.compiler_options)
-        )
+    def _lower_swap_out(self) -> Lowered:
+        return jax.jit(swap_out).lower(self._state, _ints(), _ints(SWAP_WIDTH), _ints(SWAP_WIDTH))
 
-    def _compile_swap_in(self) -> Callable:
+    def _lower_swap_in(self) -> Lowered:
         index = _ints(SWAP_WIDTH)
         blocks, _ = jax.eval_shape(swap_out, self._state, _ints(), index, index)
         fn = jax.jit(functools.partial(swap_in, windows=self._windows), donate_argnums=0)
-        return fn.lower(self._state, _ints(), index, index, blocks, _ints(), _ints()).compile(self.compiler_options)
+        return fn.lower(self._state, _ints(), index, index, blocks, _ints(), _ints())
 
-    def _compile_look_ahead(self) -> Callable:
-        return jax.jit(look_ahead).lower(self._state).compile(self.compiler_options)
+    def _lower_look_ahead(self) -> Lowered:
+        return jax.jit(look_ahead).lower(self._state)
 
-    def _compile_decode(self, num_lanes: int) -> Callable:
+    def _lower_decode(self, num_lanes: int) -> Lowered:
         fn = functools.partial(
             decode_loop,
             self._graph,
@@ -231,12 +220,11 @@ class Programs:
             windows=self._windows,
             chunk_pages=self._allocation.chunk_pages,
         )
-        lowered = jax.jit(fn, donate_argnums=1).lower(
+        return jax.jit(fn, donate_argnums=1).lower(
             self._params, self._state, _ints(num_lanes), _ints(num_lanes), _ints(), _flags()
         )
-        return lowered.compile(self.compiler_options)
 
-    def _compile_mixed(self, num_tokens: int, num_lanes: int) -> Callable:
+    def _lower_mixed(self, num_tokens: int, num_lanes: int) -> Lowered:
         fn = functools.partial(
             mixed_step,
             self._graph,
@@ -245,11 +233,8 @@ class Programs:
             windows=self._windows,
             chunk_pages=self._allocation.chunk_pages,
         )
-        lowered = jax.jit(fn, donate_argnums=1).lower(self._params, self._state, _ints(num_lanes), _ints(num_lanes))
-        return lowered.compile(self.compiler_options)
+        return jax.jit(fn, donate_argnums=1).lower(self._params, self._state, _ints(num_lanes), _ints(num_lanes))
 
-    def _compile_score(self, num_tokens: int) -> Callable:
+    def _lower_score(self, num_tokens: int) -> Lowered:
         fn = functools.partial(score_prompt, self._graph)
-        return (
-            jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens)).compile(self.compiler_options)
-        )
+        return jax.jit(fn).lower(self._params, self._hidden(num_tokens), _ints(num_tokens))

@@ -48,23 +48,23 @@ def sweep(runs: Iterable[tuple[SimConfig, Workload]], *, progress: bool = True) 
     Raises:
       ValueError: a request that does not fit, alone, into the memory or into max_model_len.
     """
-    todo = list(runs)
-    for config, workload in todo:
+    wanted = list(runs)
+    for config, workload in wanted:
         _check_fits(config, workload)
     groups: dict[Shape, list[int]] = {}
-    for index, shape in enumerate(_shapes(todo)):
+    for index, shape in enumerate(_shapes(wanted)):
         groups.setdefault(shape, []).append(index)
     results: dict[int, Result] = {}
-    total = sum(workload.num_requests for _, workload in todo)
+    total = sum(workload.num_requests for _, workload in wanted)
     with tqdm(
         total=total, desc="Simulating", unit=" requests", delay=SHOW_AFTER_SECONDS, leave=False, disable=not progress
     ) as bar:
         for shape, members in groups.items():
             for first in range(0, len(members), MAX_AT_ONCE):
                 part = members[first : first + MAX_AT_ONCE]
-                for index, result in zip(part, _run_batch(shape, [todo[i] for i in part], bar), strict=True):
+                for index, result in zip(part, _run_batch(shape, [wanted[i] for i in part], bar), strict=True):
                     results[index] = result
-    return [results[index] for index in range(len(todo))]
+    return [results[index] for index in range(len(wanted))]
 
 
 def _run_batch(shape: Shape, members: Sequence[tuple[SimConfig, Workload]], bar: tqdm) -> list[Result]:

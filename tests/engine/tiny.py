@@ -64,8 +64,10 @@ def share_programs(engine: Engine) -> Engine:
     """Engines of the same shapes use the same compiled programs: making them takes most of a test's time."""
     runner = engine.runner
     shapes = jax.tree.map(lambda x: (x.shape, str(x.dtype)), (runner._params, runner._state))
+    programs = runner.programs
     same = _programs(
-        f"{shapes} {runner.buckets} {runner.buffer_steps} {runner._state.pages.hash_bits} {runner.allocation.chunk_pages}"
+        f"{shapes} {programs._spec} {programs._backend} {runner.buckets} {runner.buffer_steps} "
+        f"{runner._state.pages.hash_bits} {runner.allocation}"
     )
     # Compiling takes several times longer than running here. The models of the golden tests are compiled as for users.
     runner.programs.compiler_options = {"xla_backend_optimization_level": 0}

@@ -62,6 +62,6 @@ def requests_for(seconds: float, rate: float, lengths: str | LengthModel, seed: 
 
 def run_named(runs: Iterable[tuple[Any, SimConfig, Workload]], progress: bool) -> dict[Any, Result]:
     """Results by name, all runs in one sweep."""
-    todo = list(runs)
-    results = sweep([(config, workload) for _, config, workload in todo], progress=progress)
-    return {name: result for (name, _, _), result in zip(todo, results, strict=True)}
+    wanted = list(runs)
+    results = sweep([(config, workload) for _, config, workload in wanted], progress=progress)
+    return {name: result for (name, _, _), result in zip(wanted, results, strict=True)}
